@@ -151,8 +151,7 @@ def _case(row: Row) -> Case:
     )
     if not row["pipeline_model_parallel_layout"]:  # which divides unlike stages by hand
         ends = 2 if "account_for_embedding" in row["test"] else 0  # they count as a layer each
-        experts = 0 if model.moe is None else model.moe.experts
-        check_model(layout, layers=model.layers + ends, heads=model.heads, experts=experts)
+        check_model(layout, model, layers=model.layers + ends)
     return Case(
         test=row["test"],
         device=row["gpu"],

@@ -3,9 +3,10 @@
 The columns are those of data/llm/train_runs.csv. Sources leave cells empty, or write "?". Each such
 gap is filled by a rule, named in `assumed`, and widens the interval of the prediction. One degree
 that the devices and the other degrees determine is no gap, and nor are empty cp and ep, which mean
-1. Dimensions that a row leaves out are those of the built-in model of its name, if there is one. A
-row is refused for two reasons only: nothing says how long a step took, or the device or the model
-is of an unknown family or of an impossible size.
+1. Degrees that contradict the devices are a gap, as is a number with an unknown unit. Dimensions
+that a row leaves out are those of the built-in model of its name, if there is one. A row is refused
+for three reasons only: nothing says how long a step took, the device cannot be so fast, or the
+device or the model is of an unknown family or of an impossible size.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from fullwire.workloads.layout import (
     nearest_divisor,
     nearest_multiple,
     sequence_step,
+    tensor_ways,
+    undivided,
 )
 from fullwire.workloads.stage_memory import BESIDE_BYTES, stages
 
@@ -97,21 +100,26 @@ def read(path: Path) -> tuple[list[Measured], dict[str, int]]:
             if not needed & columns:
                 raise UsageError(f"{path}: expected a column {' or '.join(sorted(needed))}")
         for number, cells in enumerate(table):
-            row = {key: (value or "").strip() for key, value in cells.items() if key}
-            row = {key: "" if value == "?" else value for key, value in row.items()}
             try:
-                rows.append(measured(row, number))
+                rows.append(measured(cells, number))
             except (Refused, UsageError) as error:
                 refused[str(error)] = refused.get(str(error), 0) + 1
     return rows, refused
 
 
-def measured(row: Mapping[str, str], number: int) -> Measured:
+def _plain(cells: Mapping[str, str | None]) -> dict[str, str]:
+    """Return cells without "?", which leaves open what is known to be there."""
+    row = {key: (value or "").strip() for key, value in cells.items() if key}
+    row["cp"] = row.get("cp") or "1"  # an empty one is told, unlike "?"
+    return {key: "" if value == "?" else value for key, value in row.items()}
+
+
+def measured(cells: Mapping[str, str | None], number: int) -> Measured:
     """Read one row."""
-    assumed: list[str] = []
+    row, assumed = _plain(cells), list[str]()
     device = device_named(row.get("gpu", ""), assumed)
     architecture = architecture_of(row, assumed)
-    gpus = min(whole(row, "gpus") or _devices_of_degrees(row, assumed), MOST_DEVICES // 64)
+    gpus = min(_devices(row) or _devices_of_degrees(row, assumed), MOST_DEVICES // 64)
     layout, share = layout_of(row, architecture, device, gpus, assumed)
     cluster = cluster_of(row.get("network", ""), device, gpus, assumed)
     step_s = number_in(row, "step_time_s")
@@ -119,8 +127,10 @@ def measured(row: Mapping[str, str], number: int) -> Measured:
     if not step_s and tokens_s:
         step_s = layout.tokens * share / (tokens_s * gpus)
     least_s = layout.tokens * share * architecture.flops(layout.sequence) * 3 / gpus
-    if not step_s or step_s < _IMPOSSIBLE * least_s / device.peak_flops_per_s(layout.precision):
+    if not step_s:
         raise Refused("no measured time")
+    if step_s < _IMPOSSIBLE * least_s / device.peak_flops_per_s(layout.precision):
+        raise Refused("faster than the device's peak")
     return Measured(
         uid=row.get("uid") or str(number),
         source=row.get("source_id") or row.get("source") or "?",
@@ -138,6 +148,12 @@ def measured(row: Mapping[str, str], number: int) -> Measured:
         memory_gib=number_in(row, "mem_gib"),
         out_of_memory=row.get("oom") == "1",
     )
+
+
+def _devices(row: Mapping[str, str]) -> int | None:
+    """Return the devices that a row counts, as in "32" and as in "4x8" of nodes with eight each."""
+    by_node = re.fullmatch(r"(\d+)\s*x\s*(\d+)", row.get("gpus", "").lower())
+    return int(by_node[1]) * int(by_node[2]) if by_node else whole(row, "gpus")
 
 
 def _devices_of_degrees(row: Mapping[str, str], assumed: list[str]) -> int:
@@ -295,8 +311,8 @@ def _degrees(
 ) -> dict[str, int]:
     """Return the degrees of a row: one that it leaves open follows from the devices and the others.
 
-    An empty cp means 1, unless the other three leave devices that only it can use. Of several open
-    degrees, DP takes all that is left; where it is told, TP stays in a node and PP takes the rest.
+    Of several open degrees, DP takes all that is left; where it is told, TP stays in a node and PP
+    takes the rest. Where the devices contradict degrees that are all told, DP fills the devices.
     """
     names = ("tp", "pp", "vpp", "dp", "cp", "ep", "etp")
     degrees = {name: whole(row, name) or 1 for name in names}
@@ -308,18 +324,19 @@ def _degrees(
     if "dp" in is_open:
         degrees["dp"] = left
         is_sure = len(is_open) == 1
-    elif len(is_open) == 1 and whole(row, "gpus") and known * left == gpus:
+    elif len(is_open) == 1 and _devices(row) and known * left == gpus:
         is_sure = is_sure or _divides(is_open[0], left, model)
         degrees[is_open[0]] = left if is_sure else 1
     elif is_open == ["tp", "pp"]:
-        inside = divisors(math.gcd(left, model.heads))
+        inside = [ways for ways in tensor_ways(model) if left % ways == 0]
         tp = max(ways for ways in inside if ways <= machine_of(family)[0])
         pp = left // tp
         degrees |= {"tp": tp, "pp": pp if _divides("pp", pp, model) else 1}
     together = degrees["tp"] * degrees["pp"] * degrees["cp"]
-    if degrees["dp"] * together > gpus:  # devices are counted more often than degrees
+    if degrees["dp"] * together != gpus:  # devices are counted more often than degrees
         is_sure = False
-        degrees["dp"] = max(1, gpus // together)
+        if not is_open or degrees["dp"] * together > gpus:
+            degrees["dp"] = max(1, gpus // together)
     if not is_sure:
         assumed.append("parallel plan")
     return degrees
@@ -328,7 +345,7 @@ def _degrees(
 def _divides(name: str, ways: int, model: Architecture) -> bool:
     """Return whether so many ways of TP or PP divide a model."""
     if name == "tp":
-        return model.heads % ways == 0
+        return not undivided(model, ways)
     return even_layers(model.layers, model.mtp_layers, ways) is not None
 
 
@@ -356,7 +373,7 @@ def layout_of(
     degrees["etp"] = nearest_divisor(ranks, degrees["etp"])
     degrees["ep"] = nearest_divisor(ranks // degrees["etp"], degrees["ep"])
     microbatch = whole(row, "mbs")
-    batch = whole(row, "gbs")
+    batch = _sequences(row, whole(row, "seq") or model.sequence)
     if not microbatch:
         microbatch = nearest_divisor(max(1, (batch or dp) // dp), 1)
         assumed.append("microbatch")
@@ -421,6 +438,15 @@ def layout_of(
         sizes = divisors(planned // dp)[::-1] if is_fsdp or zero == 3 else (4, 2)
         layout = _largest_microbatch(layout, model, device, sizes, is_free=stated is None)
     return layout, batch / planned
+
+
+def _sequences(row: Mapping[str, str], length: int) -> int | None:
+    """Return the sequences of a global batch, which a cell may give in tokens ("4M tokens")."""
+    found = re.match(r"(.*?\d)\s*([km]?)\s*tok", row.get("gbs", "").lower())
+    if found is None:
+        return whole(row, "gbs")
+    tokens = (number_in({"": found[1]}, "") or 0) * {"k": 2**10, "m": 2**20}.get(found[2], 1)
+    return max(1, round(tokens / length)) if tokens else None
 
 
 def _largest_microbatch(
@@ -544,19 +570,30 @@ def whole(row: Mapping[str, str], name: str) -> int | None:
 
 
 def number_in(row: Mapping[str, str], name: str) -> float | None:
-    """Return a cell as a number above 0, or None where it is empty or no number.
+    """Return a cell as a number above 0, or None where it is empty or no number of known unit.
 
     A unit may follow, as in "12.3 s", "850 ms" and "4k" tokens.
     """
     text = (row.get(name) or "").lower()
-    found = re.match(r"\s*~?\s*(\d[\d,]*\.?\d*(?:e[+-]?\d+)?)\s*([a-z]*)", text)
-    if found is None:
+    found = re.match(r"\s*~?\s*(\d[\d,]*\.?\d*(?:e[+-]?\d+)?)\s*([^\W\d_]*)", text)
+    if found is None or found[2] not in _UNITS:
         return None
     # A comma before three digits groups them. Any other one is a decimal point.
     is_grouped = re.fullmatch(r"\d{1,3}(?:,\d{3})*(?:\.\d*)?(?:e[+-]?\d+)?", found[1])
-    value = float(found[1].replace(",", "" if is_grouped else ".")) * {
-        "k": 1024,
-        "ms": 1e-3,
-        "min": 60,
-    }.get(found[2], 1)
+    value = float(found[1].replace(",", "" if is_grouped else "."))
+    value *= _UNITS[found[2]]
     return value if 0 < value < 1e12 else None
+
+
+_PLAIN = (
+    *("", "sec", "second", "token", "tok", "sequence", "seq", "sample", "layer", "head", "expert"),
+    *("gpu", "device", "chip", "rank", "way", "gib"),
+)
+_UNITS: Mapping[str, float] = {  # what may follow a number
+    **{f"{word}{end}": 1 for word in _PLAIN for end in ("", "s")},
+    **dict.fromkeys(("min", "mins"), 60),
+    "k": 1024,
+    "b": 1,
+    "ms": 1e-3,
+    "gb": 1e9 / 2**30,
+}

@@ -6,7 +6,7 @@ A point is a batch, and the mean that several runs needed to reach the target. T
 takes, for each benchmark, the round with the most batches, the latest of several. It leaves out one
 batch after the other and predicts it from the rest. A benchmark needs three batches. Then each pair
 of batches that differ by 2 to 8 times predicts those at over twice the larger, or under half of the
-smaller one.
+smaller one. Of many such predictions of one benchmark, about 1,000 are made, spread evenly.
 
 The last line is JSON: benchmarks, points, median and 90th percentile of the relative error, and its
 median over the largest batches. `coverage` is the share of points in their 90 % interval.
@@ -23,7 +23,6 @@ their runs. Only the published table renews `results/reference-points.json`.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -31,10 +30,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from fullwire.cli.telling import progress
 from fullwire.convergence.batches import BatchLaw, Point, fit_batches
 from fullwire.errors import DamagedInput
 from validation import arguments, results, tables
@@ -44,6 +44,7 @@ FALLING = -0.2  # the slope of log samples by log batch; true samples never fall
 MOST_EPOCHS = 1000  # no benchmark goes over its data so often: larger values are another unit
 OTHER_UNIT = 20.0  # times: no benchmark's samples grow so much from one point to the next
 _PAIR, _BEYOND = (2.0, 8.0), 2.0  # times: how far two batches are apart, and others from both
+_MOST_PAIRS, _MOST_FAR, _MOST_FAR_IN_ALL = 100, 1000, 20_000  # predictions beyond: each takes 1 ms
 TABLE = "accuracy/mlperf_rcp.csv"
 COLUMNS = ("suite", "benchmark", "batch", "n", "olympic_mean", "std")
 
@@ -54,6 +55,7 @@ UNITS = {
 }
 
 Curve: TypeAlias = tuple[Point, ...]
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,19 +179,33 @@ def left_out(curve: Curve, benchmark: str) -> list[LeftOut]:
     ]
 
 
-def beyond(curve: Curve, benchmark: str) -> list[LeftOut]:
-    """Predict, from each two points of a curve, those that lie far beyond both."""
+def beyond(curve: Curve, benchmark: str, most: int = _MOST_FAR) -> list[LeftOut]:
+    """Predict, from each two points of a curve, those that lie far beyond both.
+
+    The predictions grow with the cube of the points. Of more than `most`, some are taken, from
+    pairs and points that are spread evenly over all.
+    """
+    batches = np.array([point.batch for point in curve])
+    pairs = []
+    for first in curve:
+        times = batches / first.batch
+        others = np.flatnonzero((times >= _PAIR[0]) & (times <= _PAIR[1]))
+        pairs += [(first, curve[place]) for place in others.tolist()]
+    pairs = _spread(pairs, min(most, _MOST_PAIRS))
     found = []
-    for first, second in itertools.combinations(curve, 2):
-        if not _PAIR[0] <= second.batch / first.batch <= _PAIR[1]:
-            continue
-        law = fit_batches([first, second])
-        found += [
-            _predicted(law, point, curve, benchmark)
-            for point in curve
-            if point.batch > _BEYOND * second.batch or point.batch < first.batch / _BEYOND
-        ]
+    for first, second in pairs:
+        is_far = (batches > _BEYOND * second.batch) | (batches < first.batch / _BEYOND)
+        chosen = _spread(np.flatnonzero(is_far).tolist(), max(1, most // len(pairs)))
+        if chosen:
+            law = fit_batches([first, second])
+            found += [_predicted(law, curve[place], curve, benchmark) for place in chosen]
     return found
+
+
+def _spread(items: list[_Item], most: int) -> list[_Item]:
+    """Return at most so many items, from places that are spread evenly."""
+    count = min(most, len(items))
+    return [items[int((place + 0.5) * len(items) / count)] for place in range(count)]
 
 
 def _predicted(law: BatchLaw, point: Point, curve: Curve, benchmark: str) -> LeftOut:
@@ -211,9 +227,26 @@ def coverage_beyond(of_curves: Mapping[str, Curve]) -> float | None:
 
     It is None where no benchmark has such batches.
     """
-    far = [beyond(curve, name) for name, curve in of_curves.items()]
+    most = max(1, min(_MOST_FAR, _MOST_FAR_IN_ALL // max(1, len(of_curves))))
+    with progress("pairs tried") as told:
+        far = []
+        for done, (name, curve) in enumerate(of_curves.items(), 1):
+            far.append(beyond(curve, name, most))
+            if told is not None:
+                told(done, len(of_curves))
     shares = [float(np.mean([each.is_inside for each in those])) for those in far if those]
     return float(np.mean(shares)) if shares else None
+
+
+def _print(those: list[LeftOut]) -> None:
+    """Print the predictions of a benchmark at once: a table of many takes minutes."""
+    for each in those:
+        print(
+            f"{each.benchmark:<18} batch {each.batch:>8g}  {each.true:>14,.5g}  predicted "
+            f"{each.predicted:>14,.5g} ({each.low:,.5g} - {each.high:,.5g})  {each.error:+.1%}"
+            f"{'' if each.is_inside else '  *'}",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -223,7 +256,14 @@ def main() -> None:
     taken.add_argument("--json", action="store_true", help="print the last line only")
     asked = taken.parse_args()
     of_curves = curves(asked.points)
-    of_benchmarks = {name: left_out(curve, name) for name, curve in of_curves.items()}
+    of_benchmarks: dict[str, list[LeftOut]] = {}
+    with progress("benchmarks predicted") as told:
+        for done, (name, curve) in enumerate(of_curves.items(), 1):
+            of_benchmarks[name] = left_out(curve, name)
+            if not asked.json:
+                _print(of_benchmarks[name])
+            elif told is not None:
+                told(done, len(of_curves))
     found = [each for those in of_benchmarks.values() for each in those]
     if not found:
         raise DamagedInput(asked.points, f"expected a benchmark with {FEWEST} batches, found none")
@@ -239,13 +279,6 @@ def main() -> None:
         "coverage": sum(each.is_inside for each in found) / len(found),
         "coverage_beyond": coverage_beyond(of_curves),
     }
-    if not asked.json:
-        for each in found:
-            print(
-                f"{each.benchmark:<18} batch {each.batch:>8g}  {each.true:>14,.5g}  predicted "
-                f"{each.predicted:>14,.5g} ({each.low:,.5g} - {each.high:,.5g})  {each.error:+.1%}"
-                f"{'' if each.is_inside else '  *'}"
-            )
     print(json.dumps(figures, allow_nan=False), flush=True)
     if not asked.json:
         results.write(

@@ -16,14 +16,17 @@ PUBLISHED = (Path(__file__).resolve().parents[2] / "shared" / "data").resolve() 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The cells of a row by column, without spaces around them; "" where the row is short."""
+    """The cells of a row, without spaces around them; "" where the row is short.
+
+    The names of columns count in any case. `cells` has them in small letters.
+    """
 
     path: Path
     line: int
     cells: Mapping[str, str]
 
     def __getitem__(self, column: str) -> str:
-        return self.cells.get(column, "")
+        return self.cells.get(column.casefold(), "")
 
     def number(
         self, column: str, *, otherwise: float | None = None, may_be_zero: bool = False
@@ -52,11 +55,13 @@ def read(path: Path, columns: Sequence[str]) -> list[Row]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             heads = [head.strip() for head in reader.fieldnames or ()]
-            if lacking := [name for name in columns if name not in heads]:
+            folded = [head.casefold() for head in heads]
+            if lacking := [name for name in columns if name.casefold() not in folded]:
                 raise DamagedInput(
                     path, f"expected the columns {', '.join(columns)}: no {lacking[0]}"
                 )
-            if doubled := [name for name, count in Counter(heads).items() if name and count > 1]:
+            counts = Counter(folded)
+            if doubled := [head for head in heads if head and counts[head.casefold()] > 1]:
                 problem = f"expected each column once, got {doubled[0]} twice or more"
                 raise DamagedInput(path, problem, line=reader.line_num)
             rows = []
@@ -66,7 +71,7 @@ def read(path: Path, columns: Sequence[str]) -> list[Row]:
                     problem = f"expected {len(heads)} cells, got {count}"
                     raise DamagedInput(path, problem, line=reader.line_num)
                 texts = [(cells[head] or "").strip() for head in reader.fieldnames or ()]
-                rows.append(Row(path, reader.line_num, dict(zip(heads, texts, strict=True))))
+                rows.append(Row(path, reader.line_num, dict(zip(folded, texts, strict=True))))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:

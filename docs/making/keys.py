@@ -186,6 +186,8 @@ MEANINGS: Mapping[str, str] = {
     "its protocols alone then give the time.",
     "may_take": "Another algorithm, where the tables leave open whether the library has a tree. "
     "The interval holds its time, too.",
+    "rests_on_least": "Whether the time is by a rate within a node that may be higher. Then the "
+    "interval reaches down to the fastest known links.",
     # ---- plan
     "plan.model": "The model.",
     "plan.cluster": "The cluster; of several, the best by the objective.",
@@ -253,6 +255,7 @@ MEANINGS: Mapping[str, str] = {
     "networks.plan.device_hours": "Device-hours of a million tokens.",
     "networks.plan.fits": "Whether the plan fits into the device's memory.",
     "networks.assumed": "Assumptions there, a clause each.",
+    "networks.is_below_one_leaf": "Whether no message passes the spine of leaves there.",
     "networks.does_not_fit": "Why no plan fits there; null if one does.",
     "other_clusters.cluster": "A compared cluster that is not the best.",
     "other_clusters.times": "The objective there, in times of the best one; null without a plan.",
@@ -359,6 +362,7 @@ MEANINGS: Mapping[str, str] = {
     "leaves_per_pod": "Leaves of a pod; null without a core.",
     "core_oversubscription": "The same, of pods below the core.",
     "adds": "Whether switches add up what passes them.",
+    "rate_is_least": "Whether the links may be faster, because a fit had no table of one node.",
     "other_hosts": "Hosts with another link.",
     "links.kind": "The kind of link.",
     "links.count": "Links of this kind.",
@@ -530,6 +534,7 @@ MEANINGS: Mapping[str, str] = {
     "residuals.predicted_s": "The time of the fit.",
     "residuals.error": "Predicted over measured, less 1.",
     "unused": "The tables to which no protocol was fitted, each with the reason.",
+    "doubts": "Why the fit is not to be relied on, if there is a reason.",
     "choices.algorithm": "The way that the machine takes for these sizes.",
     "from_bytes": "The smallest such size.",
     "to_bytes": "The largest; null for the last choice.",

@@ -23,6 +23,7 @@ from fullwire.report.charts import (
     plot_whatif,
 )
 from fullwire.report.plans import plot_plans
+from tests.browser import Browser
 from tests.builders import a_run
 from tests.conftest import Cli
 from tests.unit.test_flows import captured
@@ -147,3 +148,32 @@ def test_plans_are_drawn(tmp_path: Path) -> None:
     result = fw.plan("llama3-8b", cluster="dgx-h100", nodes=2, global_batch=64)
     plot_plans(result, tmp_path / "plans.html")
     assert "best step" in (tmp_path / "plans.html").read_text()
+
+
+@pytest.mark.parametrize("width", [420, 1100])
+def test_a_chart_fits_its_window_and_its_labels_lie_beside_its_axis(
+    chromium: Browser, tmp_path: Path, width: int
+) -> None:
+    found = fw.plan(
+        "llama3-8b", cluster="dgx-h100", nodes=1, global_batch=64, bandwidth="25Gbps,100Gbps"
+    )
+    plot_plans(found, tmp_path / "plans.html")
+    chromium.screen(width, 800)
+    chromium.open(tmp_path / "plans.html")
+    chromium.run(
+        "new Promise((done) => { const look = () => document.querySelector('#chart svg') ? "
+        "setTimeout(done, 1000) : setTimeout(look, 50); look(); })"
+    )
+    drawn, place = chromium.run(
+        "(() => { const place = document.querySelector('#chart'), svg = place.querySelector('svg');"
+        " return [svg.width.baseVal.value, place.clientWidth]; })()"
+    )
+    assert drawn <= place  # it was drawn for this window, and not made smaller as a whole
+    first, legend, axis = chromium.run(
+        "(() => { const texts = [...document.querySelectorAll('#chart text')], at = (words) =>"
+        " texts.find((each) => each.textContent.startsWith(words)).getBoundingClientRect();"
+        " const line = document.querySelector('.mark-line path').getBoundingClientRect();"
+        " return [at('dp 8').left, at('dgx-h100,').right, line.left]; })()"
+    )
+    assert first > axis
+    assert legend <= width

@@ -101,6 +101,16 @@ def test_every_algorithm_that_a_cluster_offers_is_predicted() -> None:
         fw.whatif("vgg16@v100", workers=8, algorithm="hierarchical")
 
 
+def test_the_algorithm_of_the_default_answer_can_be_played_where_a_node_is_not_full() -> None:
+    asked: dict[str, Any] = {"bytes": "96MB", "workers": 12, "cluster": "dgx-h100"}
+    usual = fw.collective("alltoall", **asked)
+    played = fw.collective("alltoall", level="event", algorithm=usual.algorithm, **asked)
+    assert played.algorithm == fw.collective("alltoall", level="event", **asked).algorithm
+    assert played.transfers == 12 * 11
+    nic_s = 8 * 96e6 * 8 / 12 / cluster("dgx-h100").nics.rate_bps  # of a device in the last node
+    assert nic_s < played.time_s < 4 * nic_s
+
+
 def test_a_cluster_without_a_startup_has_the_usual_one_and_the_answer_says_so() -> None:
     stated = dataclasses.replace(cluster("dgx-h100"), startup_s=1e-9)
     small: dict[str, Any] = {"nodes": 4, "buckets": "none"}

@@ -20,6 +20,7 @@ from fullwire.findings.tuning import Faster
 from fullwire.findings.verdicts import drawn_parts
 from fullwire.fixes.fix import HostWork
 from fullwire.report.page import contents, page, write_page
+from fullwire.report.recording import recording_lines
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Provenance, Run, Spans
@@ -270,6 +271,45 @@ def test_the_page_fits_its_screen(chromium: Browser, job: Run, tmp_path: Path, w
     chromium.screen(width, 740)
     chromium.open(written(job, tmp_path))
     assert chromium.run("[document.documentElement.scrollWidth, innerWidth]") == [width, width]
+
+
+@pytest.mark.parametrize("width", [360, 420, 500, 1100])
+def test_shares_and_steps_are_shown_to_their_end(
+    chromium: Browser, tmp_path: Path, width: int
+) -> None:
+    chromium.screen(width, 740)
+    chromium.open(
+        written(with_long_steps(a_trained_job(late_ms=60), every=5, longer_ms=400), tmp_path)
+    )
+    beyond = "Math.max(...[...document.querySelectorAll('.fall .number')].map(each => %s))"
+    assert chromium.run(beyond % "each.scrollWidth - each.clientWidth") <= 0
+    # The list of steps is as wide as its widest choice needs to be.
+    assert chromium.run(
+        "(() => { const list = document.querySelector('.tools select');"
+        " const copy = list.cloneNode(true);"
+        " copy.style.cssText = 'position: absolute; max-width: none; flex: none';"
+        " list.parentNode.append(copy); const wide = copy.offsetWidth; copy.remove();"
+        " return list.offsetWidth >= wide; })()"
+    )
+
+
+@pytest.mark.parametrize(("late_ms", "said"), [(60, "mean of the middle half of"), (0, "mean of")])
+def test_the_page_says_of_which_steps_a_step_is_the_mean_as_the_command_does(
+    tmp_path: Path, cli: Cli, late_ms: float, said: str
+) -> None:
+    run = a_trained_job(late_ms=late_ms)
+    if not late_ms:  # of three steps, none is unusual
+        spans = run.spans
+        run = dataclasses.replace(run, spans=spans.rows(spans.step < spans.step.min() + 3))
+    (found,) = contents([run])["runs"]
+    assert found["of_which_steps"].startswith(said)
+    fw.write(run, tmp_path / "a.run")
+    printed = " ".join(cli("explain", tmp_path / "a.run").stdout.split())
+    assert f"({found['of_which_steps']})" in printed
+    # The summary at the end of a recording has the same rule.
+    is_of_all = "mean of all" in found["of_which_steps"]
+    summary = " ".join(recording_lines(tmp_path / "a.run"))
+    assert ("(mean of all" if is_of_all else "(mean of the middle half") in summary
 
 
 def test_the_page_is_dark_where_that_is_wanted_and_light_on_paper(

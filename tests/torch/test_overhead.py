@@ -151,3 +151,63 @@ def test_the_interval_of_a_median_narrows_with_more_values() -> None:
     few, many = median_of(range(9)), median_of(range(900))
     assert few.value == 4
     assert (few.high - few.low) / 9 > (many.high - many.low) / 900
+
+
+STEPS_UNDER_A_PROFILER = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+layers = [nn.Linear(512, 512) for _ in range(30)]
+model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=int(sys.argv[1]))
+optimizer = torch.optim.SGD(model.parameters(), 0.0)
+data = torch.randn(2, 512)
+calls = 0
+
+
+def count(frame, event, _):
+    global calls
+    name = frame.f_globals.get("__name__", "")
+    calls += event == "call" and name.startswith("fullwire_inside")
+
+
+def step():
+    global calls
+    calls = 0
+    optimizer.zero_grad()
+    loss = model(data).sum()
+    sys.setprofile(count)
+    loss.backward()
+    sys.setprofile(None)
+    optimizer.step()
+    return calls
+
+
+for _ in range(4):
+    step()
+print(min(step() for _ in range(20)))
+dist.destroy_process_group()
+"""
+
+
+@needs_torch
+def test_each_bucket_costs_a_few_calls_of_the_recorder(tmp_path: Path) -> None:
+    """Caches are full of the job's data: a call of a function takes some 3 us."""
+
+    def calls(bucket_mebibytes: int) -> int:
+        command = [sys.executable, "-c", STEPS_UNDER_A_PROFILER, str(bucket_mebibytes)]
+        whole = ["-m", "fullwire", "record", "--force", "-o", str(tmp_path / "x.run"), "--"]
+        done = subprocess.run(
+            [sys.executable, *whole, *command],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        return int(done.stdout.splitlines()[0])
+
+    # 30 layers of 1 MiB are in 30 buckets, or in one or two.
+    one_or_two, thirty = calls(100), calls(1)
+    assert (thirty - one_or_two) / 28 < 5

@@ -647,6 +647,30 @@ def test_work_within_work_of_the_recorder_counts_once(tmp_path: Path) -> None:
     assert within_ns < journal.spent_ns <= time.thread_time_ns() - before_ns
 
 
+@needs_torch
+def test_of_two_buckets_the_one_that_failed_has_no_end(tmp_path: Path) -> None:
+    job = (
+        "import sys, torch\n"
+        "from fullwire.recorder.inside.clock import Clock\n"
+        "from fullwire.recorder.inside.collectives import _Collectives\n"
+        "from fullwire.recorder.inside.journal import Journal, Note\n"
+        "from fullwire.recorder.inside.processors import HookWork\n"
+        "journal = Journal(sys.argv[1])\n"
+        "collectives = _Collectives(journal, Clock(journal), HookWork(journal), None)\n"
+        "good, bad = torch.futures.Future(), torch.futures.Future()\n"
+        "good.set_result([])\n"
+        "bad.set_exception(ValueError('a rank died'))\n"
+        "collectives._bucket_ended(0, bad)\n"
+        "collectives._bucket_ended(1, good)\n"
+        "assert not journal.waiting\n"
+        "collectives.step_begins(None, (), {})\n"
+        "assert [note[:2] for note in journal.waiting] == [(Note.END, 1)]\n"
+    )
+    command = [sys.executable, "-c", job, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_recording_cut_anywhere_opens_up_to_its_last_whole_block(tmp_path: Path) -> None:
     directory = tmp_path / "job.run.recording"
     directory.mkdir()

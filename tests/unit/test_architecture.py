@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+import fullwire as fw
 from fullwire import UsageError
 from fullwire.cli.workloads import workloads as workloads_command
 from fullwire.workloads.architecture_files import architecture, names
+from tests.builders import a_run
 from tests.conftest import Cli
 
 # Counted by Hugging Face from the tensors of each model.
@@ -83,6 +85,12 @@ def test_a_name_is_known_as_others_spell_it(spelt: str, name: str) -> None:
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="The nearest is llama3-70b"):
         architecture("llama3-71b")
+
+
+def test_a_run_in_place_of_a_model_is_told_the_option_that_takes_runs(tmp_path: Path) -> None:
+    place = fw.write(a_run(), tmp_path / "job.run")
+    with pytest.raises(UsageError, match=r"got the run .*: --from takes a run"):
+        architecture(place)
 
 
 def test_operations_of_a_token_are_twice_its_matrices_and_attention() -> None:

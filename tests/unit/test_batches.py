@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,6 +127,26 @@ def test_mlperfs_points_are_predicted_from_their_neighbours(shared_data: Path) -
     assert np.median([abs(each.error) for each in found]) < 0.04
     assert 0.88 <= np.mean([each.is_inside for each in found]) <= 0.97
     assert 0.90 <= (reference_points.coverage_beyond(curves) or 0) <= 0.95
+
+
+def test_a_benchmark_of_many_batches_is_predicted_a_bounded_number_of_times() -> None:
+    """47,445 predictions of a curve of 80 batches took half a minute."""
+    few, many = (
+        tuple(of_law(batch) for batch in np.geomspace(16, 16_000, count)) for count in (10, 80)
+    )
+    found = reference_points.beyond(many, "x")
+    assert 800 <= len(found) <= 1000
+    assert len({each.batch for each in found}) > 60  # from all over the curve
+    batches = [point.batch for point in few]
+    every = [
+        batch
+        for first, second in itertools.combinations(batches, 2)
+        if 2 <= second / first <= 8
+        for batch in batches
+        if batch > 2 * second or batch < first / 2
+    ]
+    assert sorted(each.batch for each in reference_points.beyond(few, "x")) == sorted(every)
+    assert len(reference_points.beyond(few, "x", most=6)) <= 6
 
 
 def test_points_in_two_units_and_in_steps_become_curves_in_samples(tmp_path: Path) -> None:

@@ -79,14 +79,14 @@ def nccl_text(table: Table, per_host: int = 8, whole: bool = True) -> str:
         f"{rank % per_host} [0x00] H100"
         for rank in range(table.workers)
     ]
-    rows = [
-        f"{size:12} {size // 4:12} float sum -1 {time_s * 1e6:.2f} {size / time_s / 1e9:.2f} "
-        f"{bus_factor(table.op, table.workers) * size / time_s / 1e9:.2f} "
-        f"0 {time_s * 1e6:.2f} 1.0 1.0 0"
-        for size, time_s in table.points
-    ]
+    rows, bus_gb_s = [], []
+    for size, time_s in table.points:
+        bus_gb_s.append(bus_factor(table.op, table.workers) * size / time_s / 1e9)
+        place = f"{time_s * 1e6:.2f} {size / time_s / 1e9:.2f} {bus_gb_s[-1]:.2f} 0"
+        rows.append(f"{size:12} {size // 4:12} float sum -1 {place} {place}")
     head = "#       size         count      type   redop    root     time   algbw   busbw #wrong"
-    end = ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 1"] if whole else []
+    average = f"# Avg bus bandwidth    : {np.mean(bus_gb_s):g}"
+    end = ["# Out of bounds values : 0 OK", average] if whole else []
     lines = ["# nThread 1 nGpus 1", *ranks, "# all_reduce_perf", head, *rows, *end]
     return "\n".join(lines) + "\n"
 
@@ -672,7 +672,7 @@ def test_tables_that_cannot_be_fitted_are_named_with_their_reason(tmp_path: Path
     pairs = tmp_path / "pairs.log"
     row = "1048576 262144 float none -1 104.9 10.00 10.00 0 104.9 10.00 10.00 0"
     head = "#       size         count      type   redop    root     time   algbw   busbw #wrong"
-    text = f"# nThread 1 nGpus 1\n# sendrecv_perf\n{head}\n{row}\n# Avg bus bandwidth    : 1\n"
+    text = f"# nThread 1 nGpus 1\n# sendrecv_perf\n{head}\n{row}\n# Avg bus bandwidth    : 10\n"
     written(pairs, text)
     short = replace(a_table(a_machine(), 8), points=((512, 1e-5),))
     tiny = written(tmp_path / "tiny.log", nccl_text(short))
@@ -700,6 +700,93 @@ def test_a_line_rate_that_a_bench_states_is_that_of_the_cluster(tmp_path: Path) 
     other = replace(found, measured=None, nics=replace(found.nics, rate_bps=2e9))
     with pytest.raises(fw.UsageError, match=r"rate_bps is 5 Gbps.*nics.rate of fitted"):
         fw.fit_cluster(paths[:1], cluster=other)
+
+
+@pytest.mark.parametrize("devices", [8, 16])
+def test_a_nic_has_the_rate_that_an_all_to_all_shows_of_it(devices: int) -> None:
+    """In an all-to-all each device uses its own NIC, and for other nodes' parts alone."""
+    where = replace(a_machine(), devices_per_node=devices, nodes=16)
+    where = replace(where, nics=replace(where.nics, per_node=devices))
+    counts = (devices, 2 * devices, 4 * devices)
+    tables = [a_table(where, workers, "alltoall") for workers in counts]
+    made = made_of(tables, devices, "made")
+    assert made.nics.rate_bps == pytest.approx(0.7 * where.nics.rate_bps, rel=0.1)
+    found = fitted(made, tables)
+    far = a_table(where, 8 * devices, "alltoall")
+    assert np.median(errors(with_nodes(found, 8), far)) < 0.05
+
+
+def test_of_tables_of_several_nodes_the_rate_within_a_node_is_only_the_least(
+    tmp_path: Path,
+) -> None:
+    machine = a_machine()
+    slow = replace(machine, nics=replace(machine.nics, rate_bps=25e9))
+    paths = [
+        written(tmp_path / f"{workers}.log", nccl_text(a_table(slow, workers)))
+        for workers in (8, 16, 64)
+    ]
+    found = fw.fit_cluster(paths[1:], devices_per_node=8)
+    assert found.cluster.inside is not None
+    assert found.cluster.inside.rate_is_least
+    assert "no table is of one node" in found.doubts[-1]
+    assert described(as_toml(found.cluster), "fitted.toml") == found.cluster
+    for size, true_s in a_table(slow, 8).points:
+        said = library_time("allreduce", found.cluster, size, 8)
+        assert said.low_s <= true_s <= said.high_s
+    of_many = library_time("allreduce", found.cluster, 2**30, 64)
+    assert of_many.high_s / of_many.low_s < 2
+    asked: dict[str, Any] = {"bytes": "1GiB", "workers": 8, "cluster": found.cluster}
+    [true_s] = [time_s for size, time_s in a_table(slow, 8).points if size == 2**30]
+    for level in (None, "event"):  # by the tables, and played
+        interval = fw.collective("allreduce", level=level, **asked).interval
+        assert interval is not None
+        assert interval.low_s <= true_s <= interval.high_s
+    told = " ".join(sentences(list(collective_findings(fw.collective("allreduce", **asked)))))
+    assert "They may be much faster" in told
+    both = fw.fit_cluster(paths, devices_per_node=8)
+    assert both.cluster.inside is not None
+    assert not both.cluster.inside.rate_is_least
+    assert not both.doubts
+
+
+def test_tables_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    table = a_table(a_machine(), 16)
+    slower = replace(table, points=tuple((size, 5 * time_s) for size, time_s in table.points))
+    paths = [
+        written(tmp_path / f"{name}.log", nccl_text(each))
+        for name, each in (("one", table), ("other", slower))
+    ]
+    told = r"other\.log, line \d+: allreduce of .* among 16 takes .*, and .*one\.log, line \d+ has"
+    with pytest.raises(fw.UsageError, match=told):
+        fw.fit_cluster(paths, devices_per_node=8)
+    once = replace(table, points=(*table.points[:9], *slower.points[9:10], *table.points[10:]))
+    written(paths[1], nccl_text(once))
+    fw.fit_cluster(paths, devices_per_node=8)
+
+
+def test_a_fit_that_is_far_from_its_tables_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = a_table(a_machine(), 16)
+    shrinking = tuple((size, 1e-2 * (2**10 / size) ** 0.2) for size, _ in table.points[:16])
+    path = written(tmp_path / "shrinking.log", nccl_text(replace(table, points=shrinking)))
+    fit = fw.fit_cluster([path], cluster="dgx-h100")
+    assert fit.quantile(0.5) > 0.15
+    [doubt] = fit.doubts
+    assert doubt.startswith("Half of the rows are at least ")
+    print_cluster_fit(fit)
+    assert "do not describe" in " ".join(capsys.readouterr().out.split())
+    path = written(tmp_path / "usual.log", nccl_text(table))
+    assert not fw.fit_cluster([path], cluster="dgx-h100").doubts
+
+
+@pytest.mark.parametrize("rows", [[], [{"bytes": 2**20, "ours_s": 2e-3, "wire": "bf16"}]])
+def test_a_bench_without_a_plain_row_is_left_out_for_that(
+    tmp_path: Path, rows: list[dict[str, object]]
+) -> None:
+    path = written(tmp_path / "bench.json", json.dumps({"workers": 2, "rows": rows}))
+    with pytest.raises(fw.UsageError, match=r"bench\.json has no row of float32$"):
+        fw.fit_cluster([path], devices_per_node=1)
 
 
 @pytest.mark.parametrize(("least", "most"), [(2**10, 2**20), (2**24, 2**32)])
@@ -777,6 +864,31 @@ def test_a_table_that_fills_half_more_than_the_links_in_a_node_is_refused(tmp_pa
     with pytest.raises(fw.UsageError, match=r"line \d+: allreduce of .*inside.rate of dgx-h100"):
         fw.fit_cluster([ours], cluster=slower)
     fw.fit_cluster([ours], cluster="dgx-h100")
+
+
+@pytest.mark.parametrize(
+    ("op", "program", "field"),
+    [
+        ("allreduce", "all_reduce", "inside.rate"),
+        ("allreduce", "all_reduce", "nics.rate"),
+        ("alltoall", "alltoall", "nics.rate"),
+    ],
+)
+def test_a_table_of_several_nodes_contradicts_links_that_are_too_slow(
+    tmp_path: Path, op: str, program: str, field: str
+) -> None:
+    """All bytes of a device leave it by the links of its node or by its share of the NICs."""
+    text = nccl_text(a_table(a_machine(), 16, op)).replace("all_reduce_perf", f"{program}_perf")
+    path = written(tmp_path / f"{op}.log", text)
+    where = cluster("dgx-h100")
+    assert where.inside is not None
+    if field == "inside.rate":
+        slow = replace(where, inside=replace(where.inside, rate_bps=8e9))
+    else:
+        slow = replace(where, nics=replace(where.nics, rate_bps=8e9))
+    with pytest.raises(fw.UsageError, match=rf"line \d+: {op} of .*{field} of dgx-h100"):
+        fw.fit_cluster([path], cluster=slow)
+    fw.fit_cluster([path], cluster="dgx-h100")
 
 
 def test_the_picture_of_a_fit_shows_errors_by_size_and_device_counts_in_order(

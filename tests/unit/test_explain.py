@@ -229,7 +229,8 @@ def test_without_a_line_rate_the_verdict_is_unknown_and_giving_one_settles_it() 
     assert unknown.verdict.missing == ("the line rate of the links: --line-rate",)
     known = fw.explain(a_job(rank, rank, facts={}), bandwidth="1Gbps")
     assert known.verdict.kind == "line_rate"
-    with pytest.raises(UsageError, match="expected 1 Gbps, the line rate in this run, got 10 Gbps"):
+    said = "^line rate: expected 1 Gbps, the line rate in this run, got 10 Gbps"
+    with pytest.raises(UsageError, match=said):
         fw.explain(a_job(rank, rank), bandwidth="10Gbps")
 
 

@@ -166,6 +166,7 @@ def test_a_recipe_reads_back_equal(
     [
         ("format = 2", "format: expected 1, got '2'"),
         ("", "format: expected 1"),
+        ("nodes = 2\n[nics]\nrate = '1Gbps'", "got the description of a cluster"),
         ("format = 1\nfixes = 3", "expected a recipe in TOML"),
         ("format = [", "expected a recipe in TOML"),
         ("format = 1\na = " + "[" * 100_000, "expected a recipe in TOML"),

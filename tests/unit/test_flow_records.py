@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from fullwire.importers import read
 from fullwire.importers.flow_records import looks_like
 from fullwire.run.run import Flows, Provenance, Run
 from tests.conftest import Cli
+from tests.traffic_by_hand import ring, traffic
 from validation import flow_records as made
 
 ENDS = bytes([10, 0, 0, 1, 10, 0, 0, 2])
@@ -268,6 +270,38 @@ def test_jobs_that_share_a_link_are_told_with_what_it_costs_each() -> None:
         assert 1.3 < found.shares[0].slower < 2.2
         assert found.shares[0].cost == pytest.approx(expected, rel=0.4)
     assert not alone.shares
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_a_host_in_a_capture_is_an_address_and_no_port(hosts: int) -> None:
+    """Each connection has a port of its own, also that to the store on the first host."""
+    random = np.random.default_rng(3)
+    sent = [
+        (source, target, size, start_ms + random.uniform(0, 9), end_ms + random.uniform(0, 9))
+        for source, target, size, start_ms, end_ms in ring(hosts, 30, send_ms=40, compute_ms=120)
+    ]
+    run = traffic([*sent, *((host, 0, 2000, 100, 110) for host in range(1, hosts))])
+    ports = [
+        f"{source.partition(':')[0]}:{40_000 + int(target.split('.')[3].partition(':')[0])}"
+        for source, target in zip(run.flows.source, run.flows.destination, strict=True)
+    ]
+    flows = replace(run.flows, source=np.array(ports, object))
+    [job] = fw.jobs_in(replace(run, flows=flows))
+    assert job.hosts == tuple(f"10.0.0.{host + 1}" for host in range(hosts))
+    assert job.step_s == pytest.approx(0.16, rel=0.02)
+    assert job.step_bytes == pytest.approx(2 * (hosts - 1) * 8e6 * 1.05, rel=0.05)
+    [group] = job.groups
+    assert (group.pattern, len(group.hosts)) == ("ring", hosts)
+
+
+@pytest.mark.parametrize(("name", "hosts"), [("r4_mlp4_tso", 4), ("r2_mlp20_tso", 2)])
+def test_a_real_capture_of_one_job_holds_one_job(shared_data: Path, name: str, hosts: int) -> None:
+    [job] = fw.jobs_in(shared_data / "pcap" / name)
+    assert job.hosts == tuple(f"10.99.0.{host + 1}" for host in range(hosts))
+    [group] = job.groups
+    assert (group.pattern, len(group.hosts)) == ("ring", hosts)
+    if hosts == 4:  # 15 steps, whose bytes on an edge are 1.5 times the gradient of 4.2 MB
+        assert job.step_bytes == pytest.approx(4 * 1.5 * 4_239_400, rel=0.1)
 
 
 def test_flows_prints_the_jobs_of_a_network(network: Path, cli: Cli) -> None:

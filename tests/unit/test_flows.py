@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ from fullwire.errors import UsageError
 from fullwire.packets.flows import analyse_flows
 from fullwire.packets.pattern import find_pattern
 from fullwire.report.traffic_picture import _places
+from fullwire.run.run import Provenance
 from tests import packets as p
+from tests.builders import a_run
 from tests.conftest import Cli
 from tests.strategies import cases
 from tests.traffic_by_hand import MS, Sent, ring, traffic
@@ -301,6 +304,13 @@ def test_a_damaged_capture_is_status_3_and_a_partial_one_says_so(cli: Cli, tmp_p
     done = cli("flows", tmp_path / "y.pcap")
     assert done.returncode == 0
     assert "note: PARTIAL:" in done.stdout
+
+
+def test_a_recording_without_packets_is_told_the_option_that_captures_them() -> None:
+    recorded = replace(a_run(), provenance=Provenance(origin="measured", source="a job"))
+    for ask in (fw.flows, fw.jobs_in):
+        with pytest.raises(UsageError, match="this run was recorded without packets"):
+            ask(recorded)
 
 
 def test_nothing_to_read_is_refused() -> None:

@@ -285,8 +285,32 @@ def test_a_deepseek_that_transformers_saved_is_read(tmp_path: Path) -> None:
     saved = {"qk_head_dim": 192, "head_dim": 64, "rope_interleave": True, "num_mtp_layers": 1}
     model = read(tmp_path, DEEPSEEK | saved)
     assert (model.parameters, model.mtp_layers) == (671_026_419_200, 1)
-    with pytest.raises(UsageError, match="got attention_bias: they may change"):
-        read(tmp_path, DEEPSEEK | {"attention_bias": True})
+    # The matrices to both latent vectors have a bias then, and the output, but none from these.
+    biased = read(tmp_path, DEEPSEEK | {"attention_bias": True})
+    assert biased.parameters - model.parameters == 61 * (1536 + 512 + 64 + 7168)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_max_length": 131072, "max_sequence_length": 2048},
+        {"unsloth_version": "2024.9", "unsloth_fixed": True},
+        {"max_length": 20, "min_length": 1, "top_k": 50, "num_beams": 1, "num_beam_groups": 1},
+        {"repetition_penalty": 1.0, "length_penalty": 1.0, "num_return_sequences": 1},
+        {"typical_p": 1.0, "encoder_no_repeat_ngram_size": 2, "remove_invalid_values": True},
+    ],
+)
+def test_fields_that_say_nothing_about_shapes_are_passed_over(
+    tmp_path: Path, fields: Config
+) -> None:
+    assert read(tmp_path, LLAMA | fields) == read(tmp_path, LLAMA)
+
+
+def test_a_falcon_may_tell_the_width_of_its_mlp_twice(tmp_path: Path) -> None:
+    twice = FALCON_RW | {"ffn_hidden_size": 6144, "ff_factor": 3}
+    assert read(tmp_path, twice).ffn == 6144
+    with pytest.raises(UsageError, match="ff_factor: expected 3, got 4"):
+        read(tmp_path, twice | {"ff_factor": 4})
 
 
 def test_an_existing_folder_comes_before_a_built_in_name(

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 import fullwire as fw
+from fullwire.answers.opening import completed
 from fullwire.importers import read
 from fullwire.report.as_data import explanation_object
+from fullwire.words import sentences
 from tests.unit.test_kineto import ALL_REDUCE, GEMM, Job, reduced
 
 ALONE_US, STEP_US, STEPS = 40.0, 1_000.0, 6
@@ -105,6 +107,58 @@ def test_kernels_that_never_ran_alone_count_like_the_others_and_widen_t1(tmp_pat
     (low_s, high_s), (below_s, above_s) = all_compared.baseline_between_s, half.baseline_between_s
     assert below_s < low_s
     assert above_s > high_s
+
+
+def test_a_stream_that_hides_behind_a_busier_one_costs_nothing(tmp_path: Path) -> None:
+    """The busy stream is never slower. Beside communication, a short one takes twice as long."""
+    for rank in (0, 1):
+        job = Job(rank)
+        for number in range(STEPS):
+            begin = STEP_US * number
+            job.step(number, begin, begin + STEP_US)
+            for kernel in range(10):
+                at = begin + 100 * kernel
+                job.kernel(GEMM, at, at + 100, launch=begin, **LAUNCH)
+                longer = 40 if kernel < 5 else 80
+                job.kernel(f"{GEMM}2", at, at + longer, launch=begin, stream=11, **LAUNCH)
+            sent = {"stream": 9, **reduced(1_000_000)}
+            job.kernel(ALL_REDUCE, begin + 500, begin + 1_000, launch=begin, **sent)
+        job.write(tmp_path / f"{rank}.json")
+    found = fw.explain(tmp_path)
+    assert found.account["contention"] == 0.0
+    assert found.baseline_step_s == pytest.approx(STEP_US * 1e-6)
+
+
+def test_where_no_kernel_tells_contention_t1_may_be_shorter_and_the_verdict_is_less_sure(
+    tmp_path: Path,
+) -> None:
+    found = fw.explain(a_job(tmp_path, 1.6, never_alone=8))
+    low_s, _ = found.baseline_between_s
+    assert low_s < found.baseline_step_s - 0.6 / 1.6 * beside_s(1.6)
+    assert found.verdict.sureness is not None
+    [doubts] = sentences([found.verdict.sureness])
+    assert doubts.startswith("Less sure: ")
+    assert "kernels beside communication may lose up to" in doubts
+
+
+@pytest.mark.parametrize("rate", ["80Gbps", "100Gbps", "110Gbps", "400Gbps"])
+def test_collectives_of_32_kib_whose_time_is_fixed_are_latency_at_rates_nearby(
+    tmp_path: Path, rate: str
+) -> None:
+    for rank in range(4):
+        job = Job(rank)
+        for number in range(STEPS):
+            begin = 10_000.0 * number
+            job.step(number, begin, begin + 10_000)
+            job.kernel(GEMM, begin, begin + 5_000, launch=begin, **LAUNCH)
+            sent = {"stream": 9, **reduced(8_192, members="[0, 1, 2, 3]"), "Group size": 4}
+            for at in range(120):
+                sent_us = begin + 5_000 + 40 * at
+                job.kernel(ALL_REDUCE, sent_us, sent_us + 38, launch=begin, **sent)
+        job.write(tmp_path / f"{rank}.json")
+    found = fw.explain(completed(read(tmp_path), rate).run)
+    assert found.verdict.kind == "latency"
+    assert found.account["transport"] < 0.25 * found.account["latency"]
 
 
 def test_kernels_of_one_launch_that_differ_in_work_are_not_compared(tmp_path: Path) -> None:

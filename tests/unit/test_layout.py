@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fullwire.errors import UsageError
-from fullwire.workloads.layout import Layout, check_model, divisors
+from fullwire.workloads.architecture_files import architecture
+from fullwire.workloads.layout import Layout, check_model, divisors, tensor_ways
 
 
 def test_ranks_microbatches_and_tokens_follow_from_the_degrees() -> None:
@@ -60,7 +63,33 @@ def test_a_plan_that_cannot_divide_the_model_names_the_nearest(
 ) -> None:
     layout = Layout(**{"global_batch": 512, "sequence": 4096, **given})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=line):
-        check_model(layout, layers=80, heads=64)
+        check_model(layout, architecture("llama3-70b"))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tp", "line"),
+    [
+        ({"kv_heads": 8}, 3, "8 heads of keys and values, or a multiple of them, got 3. The ne"),
+        ({"kv_heads": 4, "heads": 96}, 6, "4 heads of keys and values, or a multiple of them"),
+        ({"kv_heads": 24, "ffn": 1000}, 3, "1000 columns of an MLP, got 3. The nearest is 2"),
+    ],
+)
+def test_tensor_parallelism_divides_all_heads_and_the_mlp(
+    sizes: dict[str, int], tp: int, line: str
+) -> None:
+    model = replace(architecture("llama3-8b"), **{"heads": 24, **sizes})  # type: ignore[arg-type]
+    layout = Layout(tp=tp, global_batch=512, sequence=12288)
+    with pytest.raises(UsageError, match=f"tp: expected a divisor of {line}"):
+        check_model(layout, model)
+
+
+def test_tensor_parallelism_may_be_a_multiple_of_the_heads_of_keys() -> None:
+    model = replace(architecture("llama3-8b"), heads=32, kv_heads=4)
+    assert tensor_ways(model) == [1, 2, 4, 8, 16, 32]
+    # MLA expands one latent vector for each head; its heads of keys say nothing.
+    latent = architecture("deepseek-v3")
+    assert 16 in tensor_ways(replace(latent, kv_heads=1))
+    assert 16 in tensor_ways(replace(latent, kv_heads=latent.heads))
 
 
 def test_divisors_ascend() -> None:

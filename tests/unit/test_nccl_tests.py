@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,18 @@ HEAD = """# nThread 1 nGpus 2 minBytes 8 maxBytes 2048 step: 2(factor)
 #       size         count      type   redop    root     time   algbw   busbw #wrong     time
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)
 """
-TAIL = "# Avg bus bandwidth    : 1.0\n"
+
+
+def tail(rows: str) -> str:
+    """Return the end that nccl-tests prints after these rows: the mean of their bandwidths."""
+    words = [row.split("h:1:2")[0].split() for row in rows.splitlines()]
+    bus = [row[place] for row in words for place in (7, 11) if row[place:] and row[0].isdigit()]
+    bus_gb_s = [float(each) for each in bus if each.replace(".", "").isdigit()]
+    return f"# Avg bus bandwidth    : {mean(bus_gb_s) if bus_gb_s else 0:g}\n"
 
 
 def a_log(where: Path, rows: str, name: str = "all_reduce.log") -> Path:
-    (where / name).write_text(HEAD + rows + TAIL)
+    (where / name).write_text(HEAD + rows + tail(rows))
     return where / name
 
 
@@ -74,23 +82,28 @@ def test_each_test_has_columns_of_its_own(
 
 
 def test_several_tests_in_one_file_are_told_apart(tmp_path: Path) -> None:
-    row = "     1024000  256000   float     sum      -1    {}    {}      0    9.0 0 0 0\n"
+    row = "     1024000  256000   float     sum      -1    {0}    {1}      0    {0}    {1}    0\n"
+    rows = [
+        row.format("10.5", "97.52   48.76"),
+        row.format("20.5", "49.95   24.98"),
+        row.format("30.5", "33.57   33.57"),
+    ]
     begins = "# Collective test starting: {}_perf\n"
     (tmp_path / "all.log").write_text(
         "".join(
             [
                 begins.format("all_gather"),
                 HEAD,
-                row.format("10.5", "97.52   48.76"),
-                TAIL,
+                rows[0],
+                tail(rows[0]),
                 "======== reduce_scatter_perf\n",
                 HEAD,
-                row.format("20.5", "49.95   24.98"),
-                TAIL,
+                rows[1],
+                tail(rows[1]),
                 begins.format("all_reduce"),
                 HEAD,
-                row.format("30.5", "33.57   33.57"),
-                TAIL,
+                rows[2],
+                tail(rows[2]),
             ]
         )
     )
@@ -109,7 +122,7 @@ def test_launchers_tags_do_not_matter_even_within_a_row(tmp_path: Path) -> None:
         tagged
         + "[0]        1024     256   float     sum      -1[0]     9.41    0.10    0.20   0[0]\n"
         "0:   2048   512   float   sum   -1   10.52   0.19   0.20  N/A  10.33  0.2  0.21 N/A\n"
-        + TAIL
+        + "# Avg bus bandwidth    : 0.2\n"
     )
     table = read_table(tmp_path / "all_reduce.log")
     assert [(row.bytes, row.time_us, row.in_place_us) for row in table.rows] == [
@@ -165,7 +178,7 @@ def a_report(**more: object) -> dict[str, Any]:
             "devices": [device | {"hostname": "n1"}, device | {"rank": 1, "hostname": "n2"}],
         },
         "results": [
-            row | {"out_of_place": place, "in_place": place | {"time": 79.35, "nwrong": None}}
+            row | {"out_of_place": place, "in_place": place | {"time": 79.84, "nwrong": None}}
         ],
         "out_of_bounds": {"count": 0, "okay": "true"},
         "average_bus_bandwidth": {"bandwidth": 26.27},
@@ -180,7 +193,7 @@ def test_the_json_of_nccl_tests_is_read(tmp_path: Path) -> None:
     assert (table.op, table.workers, table.nodes, table.problems) == ("allreduce", 2, 2, ())
     [row] = table.rows
     assert (row.bytes, row.dtype, row.time_us, row.bus_gb_s) == (2097152, "float32", 79.83, 26.27)
-    assert row.in_place_us == 79.35
+    assert row.in_place_us == 79.84
     run = fullwire.read(path)
     assert run.facts.device == "NVIDIA GH200 120GB"
     assert set(run.collectives.op) == {"allreduce"}
@@ -203,8 +216,8 @@ def split(groups: tuple[int, ...], *, is_json: bool) -> str:
     head, ranks = HEAD.splitlines(keepends=True), ""
     for rank, group in enumerate(groups):
         ranks += f"#  Rank {rank:2} Group {group:2} Pid 7 on n{rank // 2} device 0 [0x00] H100\n"
-    row = "2097152 524288 float sum -1 79.83 26.27 39.41 0 79.35 26.27 39.41 0\n"
-    return "".join([*head[:2], ranks, *head[4:], row, TAIL])
+    row = "2097152 524288 float sum -1 79.83 26.27 39.41 0 79.84 26.27 39.41 0\n"
+    return "".join([*head[:2], ranks, *head[4:], row, tail(row)])
 
 
 @pytest.mark.parametrize("is_json", [False, True])
@@ -486,7 +499,7 @@ def test_a_row_that_is_cut_is_left_out_and_said(tmp_path: Path) -> None:
     path = a_log(
         tmp_path, "  8  2  float  sum  -1  9.5  0.1  0.1  0  9.1  0.1  0.1  0\n 16 4 float"
     )
-    path.write_text(path.read_text().removesuffix(TAIL))
+    path.write_text(path.read_text().rpartition("# Avg")[0])
     table = read_table(path)
     assert [row.bytes for row in table.rows] == [8]
     assert "1 row is not whole, and is left out" in table.problems[0]
@@ -512,7 +525,7 @@ def test_damage_within_a_row_is_said_and_neither_fitted_nor_a_transport(
     tmp_path: Path, old: str, new: str, why: str
 ) -> None:
     rows = "".join(
-        f"{size} {size // 4} float sum -1 {time_us} 10.00 10.00 0 9.1 0.1 0.1 0\n"
+        f"{size} {size // 4} float sum -1 {time_us} 10.00 10.00 0 {time_us} 10.00 10.00 0\n"
         "h:1:2 [0] NCCL WARN 1048576 262144 float sum -1 104.9 10.00 10.00 0 9.1\n"
         "Warning: 3 of 4 processes are bound to 2 cores on 1 of 2 sockets\n"
         for size, time_us in ((524288, "52.4"), (1048576, "104.9"))
@@ -535,12 +548,50 @@ def test_tests_that_name_themselves_at_their_start_and_end_are_told_apart(tmp_pa
     for name, bus in (("all_gather", 5.0), ("reduce_scatter", 5.0), ("all_reduce", 10.0)):
         row = f"1048576 262144 float sum -1 104.9 10.00 {bus} 0 104.9 10.00 {bus} 0\n"
         begin = f"# Collective test starting: {name}_perf\n"
-        text += f"{begin}{HEAD}{row}{TAIL}#\n# Collective test concluded: {name}_perf\n"
+        text += f"{begin}{HEAD}{row}{tail(row)}#\n# Collective test concluded: {name}_perf\n"
     path = tmp_path / "all.log"
     path.write_text(text)
     found = read_tables(path)
     assert [table.op for table in found] == ["allgather", "reducescatter", "allreduce"]
     assert not any(table.is_damaged for table in found)
+
+
+def test_an_average_that_is_not_that_of_the_rows_is_told(tmp_path: Path) -> None:
+    rows = [
+        f"{size} {size // 4} float sum -1 {size / rate / 1e3:.2f} {rate} {rate} 0 "
+        f"{size / rate / 1e3:.2f} {rate} {rate} 0\n"
+        for size, rate in ((2**20, 5.0), (2**21, 8.0), (2**22, 12.0))
+    ]
+    path = a_log(tmp_path, "".join(rows))
+    assert not read_table(path).problems
+    path.write_text(path.read_text().replace(rows[2], ""))
+    *_, doubt = fullwire.fit_cluster([path], devices_per_node=8).doubts
+    assert "is 8.33333 GB/s, and that of its rows 6.5, so rows are missing or changed." in doubt
+    path.write_text(HEAD + "".join(rows) + tail("".join(rows)).replace(": 8", ": 98"))
+    *_, doubt = fullwire.fit_cluster([path], devices_per_node=8).doubts
+    assert "its average bus bandwidth is 98.3333 GB/s" in doubt
+
+
+@pytest.mark.parametrize(
+    ("command", "ranks"),
+    [
+        ("mpirun -np 2 ./build/all_reduce_perf -b 8 -g 2 -n 20", 4),
+        ("+ srun -N 2 --ntasks-per-node=1 all_reduce_perf -g 2", 4),
+        ("mpirun -np 1 ./build/all_reduce_perf -b 8 -g 2 -n 20", 2),
+        ("./build/all_reduce_perf -b 8 -g 2 -n 20", 2),
+    ],
+)
+def test_ranks_that_a_command_starts_and_the_list_lacks_are_damage(
+    tmp_path: Path, command: str, ranks: int
+) -> None:
+    """The last ranks of a list may be cut, as those of a host whose lines were lost."""
+    path = a_log(tmp_path, "1048576 262144 float sum -1 104.9 10.00 10.00 0 104.9 10.00 10.00 0\n")
+    path.write_text(f"{command}\n{path.read_text()}{command.replace('2 ', '9 ')}\n")
+    if ranks == 2:
+        assert not read_table(path).problems
+    else:
+        with pytest.raises(DamagedInput, match="line 1 starts 4 ranks, and 2 are listed"):
+            fullwire.fit_cluster([path])
 
 
 def test_a_rank_that_is_missing_from_the_list_is_damage(tmp_path: Path) -> None:
@@ -556,6 +607,16 @@ def test_a_rank_that_is_missing_from_the_list_is_damage(tmp_path: Path) -> None:
         ("2097152 524288 float", "2097152 524288\n", "1 row is not whole, and is left out, from"),
         ("209.8 10.00 10.00 0\n", "209.8 10.00 10.00\n", "1 row is not whole.*from line 8"),
         ("209.8 10.00 10.00 0\n", "20x.8 10.00 10.00 0\n", "1 row is not whole.*from line 8"),
+        (
+            "209.8 10.00 10.00 0\n",
+            "1.23 10.00 10.00 0\n",
+            r"line 8: 2,097,152 bytes in 1\.23 us are 1,705\.00 GB/s, and its algbw is 10",
+        ),
+        (
+            "2097152 524288 float",
+            "2097152 5 float",
+            "line 8: 5 elements of float32 are 20 bytes, and its size is 2,097,152",
+        ),
         ("209.8 10.00 10.00 0\n", "209.8 10.00 10.00 5\n", "5 values were wrong, by its own"),
         (
             "209.7 10.00 10.00",
@@ -652,7 +713,7 @@ def test_whoever_made_it_its_ranks_are_counted(
 ) -> None:
     path = tmp_path / "all_reduce.txt"
     row = f"  16777216  4194304  float  sum  -1  1678  10.00  {bus_gb_s}  0\n"
-    path.write_text(head + _COLUMNS + row + TAIL)
+    path.write_text(head + _COLUMNS + row + tail(row))
     run = read(path)
     assert run.facts.workers == workers
     assert run.complete == bool(head)
@@ -660,7 +721,8 @@ def test_whoever_made_it_its_ranks_are_counted(
 
 def test_a_table_of_one_rank_is_no_transport(tmp_path: Path) -> None:
     path = tmp_path / "all_reduce.txt"
-    path.write_text(_COLUMNS + "  1024  256  float  sum  -1  3.5  0.29  0.00  0\n" + TAIL)
+    row = "  1024  256  float  sum  -1  3.5  0.29  0.00  0\n"
+    path.write_text(_COLUMNS + row + tail(row))
     with pytest.raises(UsageError, match="one alone sends nothing"):
         fullwire.whatif("vgg16@v100", workers=8, transport=str(path))
 
@@ -718,7 +780,9 @@ def test_the_commands_take_a_table(tmp_path: Path, cli: Cli) -> None:
     rows = ""
     for size, time_us in ((8**n, 10.5 + n) for n in range(2, 9)):
         rate = f"{size / time_us / 1e3:.2f}"
-        rows += f"{size} {size // 4} float sum -1 {time_us} {rate} {rate} 0 9 1 1 0\n"
+        rows += (
+            f"{size} {size // 4} float sum -1 {time_us} {rate} {rate} 0 {time_us} {rate} {rate} 0\n"
+        )
     path = a_log(tmp_path, rows)
     assert cli("import", path, "-o", tmp_path / "x.run").returncode == 0
     done = cli("whatif", "vgg16@v100", "--workers", "8", "--transport", path)

@@ -164,6 +164,43 @@ def test_a_row_that_is_damaged_is_said_and_the_table_is_not_fitted(
             ask()
 
 
+def test_rows_that_are_not_in_ascending_order_are_damage(tmp_path: Path) -> None:
+    head = "# mpirun -np 16 osu_allreduce\n# OSU MPI Allreduce Latency Test v5.9\n"
+    rows = "1024       14.20\n4096       20.10\n2048       16.00\n8192       30.00\n"
+    path = written(tmp_path, f"{head}# Size       Avg Latency(us)\n{rows}\n512 1000\n")
+    [table] = tables(path)
+    assert [row.bytes for row in table.rows] == [1024, 4096, 8192]
+    assert table.problems == (f"{path}: line 6 is not whole, and is left out",)
+    with pytest.raises(DamagedInput, match="line 6 is not whole"):
+        fullwire.fit_cluster([path], devices_per_node=8)
+
+
+@pytest.mark.parametrize(
+    ("command", "ranks", "nodes", "fullest"),
+    [
+        ("srun -N 4 --ntasks-per-node=4 osu_allreduce", 16, 4, 4),
+        ("srun -N 4 -n 16 osu_allreduce", 16, 4, 0),
+        ("srun --nodes=4 --ntasks=16 osu_allreduce", 16, 4, 0),
+        ("mpirun -np 16 -npernode 4 osu_allreduce", 16, 4, 4),
+        ("mpirun -np 16 -N 4 osu_allreduce", 16, 4, 4),
+        ("mpirun -np 16 --map-by ppr:4:node osu_allreduce", 16, 4, 4),
+        ("mpiexec -n 8 -ppn 4 osu_allreduce : -n 8 osu_allreduce", 16, 4, 4),
+        ("mpirun -np 16 osu_allreduce", 16, 0, 0),
+    ],
+)
+def test_hosts_that_a_command_states_are_those_of_its_table(
+    tmp_path: Path, command: str, ranks: int, nodes: int, fullest: int
+) -> None:
+    head = f"# {command}\n# OSU MPI Allreduce Latency Test v5.9\n# Size  Avg Latency(us)\n"
+    path = written(tmp_path, f"{head}1024       14.20\n1048576       140.00\n")
+    [table] = tables(path)
+    assert (table.workers, table.nodes, table.fullest) == (ranks, nodes, fullest)
+    if nodes:
+        with pytest.raises(fullwire.UsageError, match=r"osu\.out, line 1: 16 ranks on 4 hosts"):
+            fullwire.fit_cluster([path], devices_per_node=8)
+    fullwire.fit_cluster([path], devices_per_node=4)
+
+
 @cases(100)
 @given(place=st.integers(0, len(METRICS) - 1), byte=st.integers(0, 255), cut=st.booleans())
 def test_any_damage_gives_tables_or_one_line(

@@ -113,6 +113,21 @@ def test_spreadsheets_tables_and_cells_beyond_the_grid_are_read(tmp_path: Path) 
     assert [those for _, those in rows] == [[0], [0]]
 
 
+def test_the_names_of_columns_count_in_any_case(tmp_path: Path) -> None:
+    """The steps in a column `h` were passed over, and 100 stood for them."""
+    path = tmp_path / "table.csv"
+    rows = "x,10,0.8,diloco,10,1.7\nx,10,0.8,diloco,1,1.7\n"
+    path.write_text(f"{HEADS}\n{rows}")
+    as_written = diloco.offsets(path)
+    for heads in (HEADS.lower(), HEADS.upper()):
+        path.write_text(f"{heads}\n{rows}")
+        assert diloco.offsets(path) == as_written
+    assert [name for name, _ in as_written[0]] == ["x diloco H=10", "x diloco H=1"]
+    path.write_text(f"{HEADS},h\nx,10,0.8,diloco,10,1.7,30\n")
+    with pytest.raises(DamagedInput, match="expected each column once, got H twice or more"):
+        diloco.offsets(path)
+
+
 @pytest.mark.parametrize("script", ["diloco", "reference_points"])
 def test_a_scripts_refusal_is_one_line_and_its_results_stay(script: str, tmp_path: Path) -> None:
     path = tmp_path / "table.csv"

@@ -33,6 +33,7 @@ from fullwire.findings.plans import (
 )
 from fullwire.report.plans import in_words, plan_data, plot_plans, print_plan
 from fullwire.run.run import Collectives
+from fullwire.simulation.plan_space import Space, every_plan
 from fullwire.words import sentence
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import divisors
@@ -214,6 +215,54 @@ def test_failures_make_a_training_longer() -> None:
     assert rare.cost is None
 
 
+def test_failures_may_be_a_range_and_each_number_is_named() -> None:
+    asked: dict[str, Any] = {**ASKED, "fix": "tp=8,pp=4,dp=2", "top": 1, "hours": 1000}
+    told = [
+        fw.plan("llama3-70b", **asked, failures=given).lasting
+        for given in (1000, "500-2000", " 800 - 1250.0")
+    ]
+    wide, same, narrow = told
+    assert wide is not None
+    assert same is not None
+    assert narrow is not None
+    assert (same.wall_s, same.wall_interval) == (wide.wall_s, wide.wall_interval)
+    assert narrow.wall_s == pytest.approx(wide.wall_s)
+    assert narrow.wall_interval.high_s < wide.wall_interval.high_s
+    for wrong in ("often", "2000-500", "1-2-3", "0"):
+        with pytest.raises(UsageError, match="failures: expected device-hours between two of them"):
+            fw.plan("llama3-70b", **asked, failures=wrong)
+
+
+def test_a_training_that_may_never_end_has_no_date(capsys: pytest.CaptureFixture[str]) -> None:
+    asked: dict[str, Any] = {**ASKED, "fix": "tp=1,pp=1,zero=3", "top": 1, "hours": 10}
+
+    def said(failures: float) -> str:
+        print_plan(fw.plan("llama3-8b", **asked, failures=failures, price=2))
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "likely, it may never end. Expected losses" in said(3)
+    assert "days (19.2 h or more): goodput" in said(3)
+    assert "may never end" not in said(1000)
+    never = said(0.6)
+    assert "10 hours of training may never end: with a failure each 33.8 s, less" in never
+    assert "Cost" not in never
+
+
+def test_oversubscription_of_a_job_below_one_leaf_changes_nothing_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = "All nodes of dgx-h100 lie below one leaf, so oversubscription changes nothing."
+    for nodes, is_said in ((32, True), (64, False)):
+        asked = {**ASKED, "nodes": nodes, "fix": "tp=8,pp=4", "top": 1}
+        result = fw.plan("llama3-70b", **asked, oversubscription="1,8")
+        print_plan(result)
+        assert (line in capsys.readouterr().out) == is_said
+        steps_s = {there.plan.step_s for there in result.networks if there.plan}
+        assert (len(steps_s) == 1) == is_said
+    print_plan(fw.plan("llama3-70b", **{**asked, "nodes": 8}, bandwidth="200Gbps,400Gbps"))
+    assert line not in capsys.readouterr().out
+
+
 def test_the_cheapest_plan_needs_no_more_device_hours_than_the_fastest() -> None:
     asked = {**ASKED, "nodes": 32}
     cheap = fw.plan("llama3-8b", **asked, objective="cost").best
@@ -267,7 +316,8 @@ def test_measured_steps_calibrate(tmp_path: Path) -> None:
     narrow, wide = result.best.interval, best.interval
     assert narrow.high_s / narrow.low_s < wide.high_s / wide.low_s
     for wrong, said in (
-        ("TP,step_time_s\n8,7\n", "expected columns among tp, .*, got 'TP'"),
+        ("TP,tp,step_time_s\n8,8,7\n", "expected one column tp"),
+        ("mbs,microbatch,step_time_s\n1,1,7\n", "expected one column microbatch"),
         ("micro_batch,step_time_s\n1,7\n", "expected columns among tp, .*, got 'micro_batch'"),
         ("tp,notes,step_time_s\n8,x,7,9\n", "measured.csv:2: expected 3 cells in a row"),
         ("tp,step_time_s\n8,7\nx,7\n", "measured.csv:3: tp: expected a whole number"),
@@ -322,11 +372,26 @@ def test_odd_measured_steps_are_told(tmp_path: Path) -> None:
     in_ms = told(heads, f"8,4,2,1,{1000 * step_s}")
     assert "line 2 of the measured steps is right, though " in in_ms
     assert "times as long as priced: step_time_s is in seconds" in in_ms
-    assert "times as short as priced" in told(heads, f"8,4,2,1,{step_s / 1000}")
+    between_nodes = told(heads, f"64,1,1,1,{0.7 * step_s}")
+    assert "times as short as priced" in between_nodes
+    with pytest.raises(DamagedInput, match=r"csv:2: step_time_s: expected seconds, .* at the peak"):
+        told(heads, f"8,4,2,1,{step_s / 1000}")
     differ = told(heads, f"8,4,2,1,{step_s}", f"8,4,2,1,{2 * step_s}")
     assert "the measured steps of dp=2,microbatch=1,pp=4,tp=8 count alike, though" in differ
     unread = told("tp,foo,gbs,step_time_s", f"8,4,256,{step_s}")
     assert "column foo of the measured steps tells nothing of a plan" in unread
+
+
+def test_measured_steps_name_columns_as_tables_of_runs_do(tmp_path: Path) -> None:
+    table, steps_s = tmp_path / "measured.csv", set()
+    for heads in (
+        "tp,pp,dp,microbatch,step_time_s",
+        "TP,PP,DP,Microbatch,Step_time_s",
+        "tp,pp,dp,mbs,step_time_s",
+    ):
+        table.write_text(f"{heads}\n8,4,2,1,{usual().best.step_s}\n")
+        steps_s.add(fw.plan("llama3-70b", **ASKED, calibrate=table, top=1).best.step_s)
+    assert len(steps_s) == 1
 
 
 def test_a_measured_step_stands_for_the_fastest_plan_that_fits_it(tmp_path: Path) -> None:
@@ -1004,6 +1069,26 @@ def test_the_nearest_value_of_a_degree_has_a_plan(model: str, batch: int, fix: s
     assert str(getattr(result.best, name)) == nearest
 
 
+@pytest.mark.parametrize("kv_heads", [8, 24])
+def test_the_search_keeps_to_tensor_parallelism_that_divides_all_heads_and_nodes(
+    kv_heads: int,
+) -> None:
+    model = replace(architecture("llama3-8b"), heads=24, kv_heads=kv_heads, ffn=9216)
+    job: dict[str, Any] = {"model": model, "global_batch": 48, "sequence": 12288}
+    space = Space(**job, devices=24, devices_per_node=8, precision="bf16")
+    # Three neighbours of eight would reach from one node into the next.
+    assert set(every_plan(space, {}).tp.tolist()) == {1, 2, 4, 8}
+    one_node = Space(**job, devices=6, devices_per_node=6, precision="bf16")
+    assert set(every_plan(one_node, {}).tp.tolist()) == ({1, 2} if kv_heads == 8 else {1, 2, 3, 6})
+
+
+def test_tensor_parallelism_that_divides_no_heads_of_keys_is_refused() -> None:
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 7, "global_batch": 56, "seq": 7168}
+    line = "tp: expected a divisor of 2 heads of keys and values, or a multiple of them, got 7. "
+    with pytest.raises(UsageError, match=f"{line}The nearest is 2"):
+        fw.plan("qwen2.5-0.5b", **asked, fix="tp=7")
+
+
 def test_devices_of_a_node_that_no_plan_uses_are_told_and_paid_for() -> None:
     result = fw.plan(
         "qwen3-30b-a3b", cluster="gb200-nvl72", nodes=1, global_batch=256, seq=4096, hours=1, top=1
@@ -1186,7 +1271,7 @@ def test_degrees_that_are_searched_divide_the_sequence() -> None:
 @pytest.mark.parametrize(
     ("model", "nodes", "sequence", "fix", "leanest"),
     [
-        ("deepseek-v3", 4, 4096, None, "tp 8, pp 1, dp 1, cp 4, ep 32, zero 3,"),
+        ("deepseek-v3", 4, 4096, None, "tp 4, pp 1, dp 2, cp 4, ep 32, zero 3,"),
         (
             "llama3-8b",
             1,

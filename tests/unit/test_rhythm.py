@@ -149,3 +149,10 @@ def test_a_step_of_few_looks_is_found_or_refused_and_no_multiple_is_told(step_s:
     for each in found:
         assert each is None or step_of(each) == pytest.approx(0.85 * step_s, rel=0.05)
     assert any(each is not None for each in found)
+
+
+def test_a_band_of_the_spectrum_without_anything_in_it_divides_nothing_by_zero() -> None:
+    """Bytes that come as evenly as they can leave exact zeros beside the line of their steps."""
+    even = np.arange(0.0, 400.0)
+    with np.errstate(all="raise"):
+        assert rhythm_of(even, even) is None

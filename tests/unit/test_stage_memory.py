@@ -225,3 +225,19 @@ def test_sharded_parameters_have_copies_in_8_bits_of_gathered_layers_only() -> N
     assert more == pytest.approx(2 * 2 * LLAMA.layer_parameters(0), rel=1e-3)
     whole = replace(sharded, zero=1, shard=None, precision="fp8")
     assert stages(LLAMA, whole).params_bytes[0] > 1.9 * wide.params_bytes[0] * 256
+
+
+def test_tensor_parallelism_leaves_latent_matrices_routers_and_norms_whole() -> None:
+    model = architecture("deepseek-v3")
+    plan = Layout(tp=8, pp=16, dp=8, ep=64, zero=0, global_batch=1024, sequence=4096)
+    heads = 7168 // 8 * 128 * 128 + (1536 * 192 + 512 * 256) * 128 // 8
+    latent = 7168 * (1536 + 576) + 1536 + 512
+    experts = 7168 * 256 + 256 + 3 * 7168 * 2048 // 8 + 256 // 64 * 3 * 7168 * 2048
+    of_layer = heads + latent + experts + 2 * 7168
+    assert stages(model, plan).params_bytes[5] == 2 * 4 * of_layer
+    # The bias of a sum over ranks is whole too.
+    wide, plain = gpt(biases="all"), gpt(biases="none")
+    plan = Layout(tp=8, dp=1, zero=0, global_batch=8, sequence=1024)
+    divided, whole = (3 * 512 + 2048) / 8, 2 * 512
+    extra = stages(wide, plan).params_bytes - stages(plain, plan).params_bytes
+    assert extra == pytest.approx([2 * 12 * (divided + whole)])

@@ -50,7 +50,8 @@ def test_what_cannot_be_reached_says_so_and_how_far_one_gets() -> None:
     assert case.bandwidth_bps is None
     assert not case.is_reachable
     assert 0 < case.best_scaling_factor < 0.95
-    assert "more than any bandwidth" in sentences(result.reaching)[0]
+    assert "more than bandwidth can reach" in sentences(result.reaching)[0]
+    assert "needs more than compression can reach (0." in sentences(result.reaching)[0]
 
 
 def test_one_worker_needs_next_to_nothing() -> None:

@@ -162,6 +162,16 @@ def test_the_first_screen_tells_a_forecast_and_where_the_critical_batch_comes_fr
     assert shown.count("ends before loss<=0.3: its curve goes on to step") == 2
 
 
+def test_what_the_reader_of_a_curve_left_out_is_told(jobs: tuple[Run, Run]) -> None:
+    """Half of a curve's lines could be damaged, and no note said so."""
+    gaps = Gap("loss: 500 lines are no value of a metric"), Gap("no links", "links")
+    large = dataclasses.replace(jobs[1], gaps=gaps)
+    table = fw.whatif(jobs[0], target=GOAL, curve=large, workers=4, global_batch=256)
+    partial = [told for told in table.warnings if "is partial" in told]
+    assert len(partial) == 1
+    assert "is partial: loss: 500 lines are no value of a metric" in partial[0]
+
+
 def test_a_curve_without_a_usual_step_still_has_its_metric(jobs: tuple[Run, Run]) -> None:
     spans = jobs[1].spans
     large = dataclasses.replace(jobs[1], spans=spans.rows(spans.name == "step"))
@@ -690,8 +700,11 @@ def test_a_question_that_cannot_be_answered_is_refused(
 def test_words_of_a_metrics_target_are_refused_with_a_scaling_factor(
     jobs: tuple[Run, Run],
 ) -> None:
-    with pytest.raises(UsageError, match="expected a metric as the target with them"):
+    with pytest.raises(UsageError, match=r"^price: expected a metric as the target with it"):
         fw.whatif(jobs[0], target=0.9, price="2/device-hour")
+    several = r"^global batch, price: [^,]*, like --target 'loss<=0.3'$"
+    with pytest.raises(UsageError, match=several):
+        fw.whatif(jobs[0], global_batch=64, price="2/device-hour")
 
 
 def test_a_run_without_its_batch_asks_for_it() -> None:

@@ -144,6 +144,18 @@ def test_a_log_is_explained_as_far_as_it_goes(tmp_path: Path) -> None:
     assert explanation.verdict.kind in ("unknown", "host")
 
 
+def test_a_log_is_not_told_that_its_job_had_one_worker(tmp_path: Path) -> None:
+    """A log of a thousand ranks has the lines of one: neither their number nor what they did."""
+    run = read(written(tmp_path, MEGATRON))
+    assert run.facts.workers is None
+    verdict = fullwire.explain(run).verdict
+    assert verdict.kind == "unknown"
+    assert "one worker" not in verdict.sentence
+    assert "Missing: computation" in verdict.sentence
+    page = fullwire.write_page(run, tmp_path / "log.html").read_text()
+    assert "1 worker" not in page
+
+
 def test_the_command_takes_a_pattern(tmp_path: Path, cli: Cli) -> None:
     place = written(tmp_path, "batch done in 12 ms\nbatch done in 14 ms\n")
     out = tmp_path / "log.run"

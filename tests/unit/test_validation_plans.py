@@ -264,10 +264,51 @@ def test_degrees_of_more_devices_than_are_counted_are_assumed(tmp_path: Path) ->
     assert "parallel plan" not in one_row(tmp_path).assumed
 
 
-def test_a_step_that_is_quicker_than_the_device_can_be_is_no_measured_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("cells", "degrees"),
+    [
+        ({"dp": "7", "cp": "1"}, (1, 1, 64)),
+        ({"dp": "16", "cp": "1"}, (1, 1, 64)),
+        ({"dp": "16", "cp": ""}, (1, 1, 64)),  # an empty cp means 1
+        ({"dp": "16", "tp": "2"}, (2, 1, 32)),
+    ],
+)
+def test_degrees_of_fewer_devices_than_are_counted_are_assumed(
+    tmp_path: Path, cells: dict[str, str], degrees: tuple[int, int, int]
+) -> None:
+    row = one_row(tmp_path, sp="1", **cells)
+    assert (row.layout.tp, row.layout.cp, row.layout.dp) == degrees
+    assert row.layout.global_batch == 64
+    assert row.assumed == ("parallel plan",)
+
+
+@pytest.mark.parametrize(
+    ("cell", "sequences", "gaps"),
+    [
+        ("4M tokens", 1024, ()),
+        ("524288 tokens", 128, ()),
+        ("128 sequences", 128, ()),
+        ("2M", 512, ("global batch",)),
+        ("2 million", 512, ("global batch",)),
+    ],
+)
+def test_a_batch_in_tokens_is_read_and_an_unknown_unit_is_a_gap(
+    tmp_path: Path, cell: str, sequences: int, gaps: tuple[str, ...]
+) -> None:
+    row = one_row(tmp_path, gbs=cell, step_time_s="60")
+    assert row.layout.global_batch == sequences
+    assert row.assumed == gaps
+
+
+def test_devices_may_be_counted_by_node(tmp_path: Path) -> None:
+    assert one_row(tmp_path, gpus="8x8") == one_row(tmp_path)
+    assert one_row(tmp_path, gpus="8 nodes") == one_row(tmp_path)  # as its degrees tell
+
+
+def test_a_step_that_is_quicker_than_the_device_can_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
         one_row(tmp_path, step_time_s="1e-9")
-    assert read(tmp_path / "row.csv") == ([], {"no measured time": 1})
+    assert read(tmp_path / "row.csv") == ([], {"faster than the device's peak": 1})
 
 
 def test_other_tables_do_not_renew_the_published_result(
@@ -338,8 +379,10 @@ def test_a_logged_peak_is_judged(tmp_path: Path) -> None:
     assert (found["rows"], found["refused"]) == (1, {})
 
 
-@pytest.mark.parametrize("name", ["tp", "pp", "dp", "cp"])
-@pytest.mark.parametrize("cell", ["?", ""])
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [("tp", "?"), ("tp", ""), ("pp", "?"), ("pp", ""), ("dp", "?"), ("dp", ""), ("cp", "?")],
+)
 def test_one_open_degree_follows_from_the_devices_and_the_others(
     tmp_path: Path, name: str, cell: str
 ) -> None:

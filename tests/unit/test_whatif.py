@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import fullwire as fw
 from fullwire.answers.whatif import WhatIf
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.importers import read
 from fullwire.run.facts import Facts, FactValue
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Collectives, Run
@@ -178,6 +180,25 @@ def test_a_run_without_gradients_is_refused_with_what_is_missing() -> None:
         fw.whatif(bare)
     with pytest.raises(UsageError, match="needs a host span named 'step'"):
         fw.whatif(Run(provenance=run.provenance, gradients=run.gradients))
+
+
+def test_a_log_and_a_table_are_refused_by_what_they_are_and_with_what_would_do(
+    tmp_path: Path, shared_data: Path
+) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"iter {n}: loss 2.8, time {100 + n}.0ms, mfu 1%\n" for n in range(9)))
+    with pytest.raises(UsageError, match=r"it tells how long its steps took.*fullwire record"):
+        fw.whatif(read(log), workers=4)
+    table = read(shared_data / "nccl" / "nccl_allreduce.log")
+    with pytest.raises(UsageError, match=r"it tells times of collectives.*--transport FILE"):
+        fw.whatif(table, workers=4)
+
+
+def test_a_small_scaling_factor_has_as_many_digits_as_its_table() -> None:
+    few = fw.whatif("vgg16@v100", workers=64, bandwidth="100Mbps")
+    said, factor = sentence(few.answer), float(few["scaling_factor"][0])
+    assert factor < 0.1
+    assert f"Scaling factor {factor:.3f}." in said
 
 
 def test_a_run_that_lost_its_spans_is_refused_as_damaged() -> None:
@@ -437,10 +458,10 @@ def test_help_lists_every_condition_and_a_wrong_name_lists_them_too() -> None:
 def test_settings_that_change_nothing_are_answered_as_one() -> None:
     table = fw.whatif("resnet50@v100", workers=1, bandwidth="1Gbps,10Gbps")
     assert sentence(table.answer) == (
-        "resnet50@v100: a step takes 96.23 ms in each of 2 settings. Scaling factor 1.00."
+        "resnet50@v100: a step takes 96.23 ms in each of 2 settings. Scaling factor 1.000."
     )
     table = fw.whatif("resnet50@v100", workers="1,8", bandwidth="1Gbps")
-    assert "1.00 (1 worker)" in sentence(table.answer)
+    assert "1.000 (1 worker)" in sentence(table.answer)
 
 
 def test_gradients_that_were_never_sent_are_not_predicted_as_sums() -> None:

@@ -76,6 +76,31 @@ def test_collectives_are_iterations_also_where_nothing_falls_silent() -> None:
     assert result.iterations.period_s == pytest.approx(0.078, rel=0.01)
 
 
+def test_traffic_before_the_zero_of_a_recording_is_told_as_any_other() -> None:
+    """A recording counts its times from the end of the job's start, and packets come before it."""
+    buckets = [(1 * MB, 8.0), (6 * MB, 40.0), (5 * MB, 30.0)]
+    sent, messages = told(3, trained(30, buckets, gap_ms=20, startup=12 * MB))
+    usual = traffic(sent, messages=messages)
+    flows, rows, early_ns = usual.flows, usual.messages, 2000 * MS
+    moved = replace(
+        usual,
+        flows=replace(flows, start_ns=flows.start_ns - early_ns, end_ns=flows.end_ns - early_ns),
+        messages=replace(
+            rows,
+            begin_ns=rows.begin_ns - early_ns,
+            first_ns=np.where(rows.has_data, rows.first_ns - early_ns, 0),
+            last_ns=np.where(rows.has_data, rows.last_ns - early_ns, 0),
+        ),
+    )
+    result = analysed(moved)
+    assert result.audit == analysed(usual).audit
+    assert count(result) == 30
+    assert result.gradient_bytes == pytest.approx(12 * MB, rel=1e-3)
+    there, here = (with_steps(each, analyse_flows(each)).collectives for each in (moved, usual))
+    assert (there.end_ns + early_ns).tolist() == here.end_ns.tolist()
+    assert (there.start_ns + early_ns).tolist() == here.start_ns.tolist()
+
+
 def test_buckets_that_are_cut_anew_after_the_first_iteration_leave_the_count() -> None:
     first = [(4 * MB, 20.0), (8 * MB, 50.0)]
     buckets = [(1 * MB, 8.0), (6 * MB, 40.0), (5 * MB, 30.0)]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
@@ -18,10 +18,24 @@ from fullwire.clusters.cluster import Cluster, Inside, Nics, with_nodes
 from fullwire.clusters.measured import Protocol
 from fullwire.collectives.cost import bus_factor
 from fullwire.collectives.fitting import LEAST_BYTES, Residual, Table, fitted, residuals
-from fullwire.collectives.library import FITTED_OPS, USUAL_PROTOCOLS, library_time, with_large
+from fullwire.collectives.library import (
+    FITTED_OPS,
+    USUAL_PROTOCOLS,
+    library_time,
+    needs,
+    with_large,
+)
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import beginning_of, name_of, opened_plain, path_of
-from fullwire.findings.collective import FittedTo, RateOfBench, RatesOfTables
+from fullwire.findings.collective import (
+    FitIsOff,
+    FittedTo,
+    RateOfBench,
+    RatesOfTables,
+    RestsOnLeastRate,
+    TablesDisagree,
+)
+from fullwire.findings.finding import Finding
 from fullwire.importers import FORMATS
 from fullwire.importers import tables as printed_tables
 from fullwire.importers._tables import Table as Printed
@@ -33,6 +47,11 @@ _MOST_PAST_LINE_RATE = 1.05  # Of the described rate: clocks and rounding may ad
 # Of the bus bandwidth that a ring has at the line rate. Switches that add reached 1.07 on eight
 # H100. Public tables have at most this.
 _MOST_BY_ADDING = 1.3
+_MOST_OFF = 0.15  # the median error of a row; fits to public tables have at most half of it
+# Two tables of one question disagree if their times are so many times apart at half of the sizes
+# that they share. From small sizes on, one measurement differs from the next.
+_MOST_APART, _COMPARED_FROM_BYTES = 2.0, 2**16
+_BENCH_DTYPE = "float32"  # of the rows of our own bench that are read: others compress
 _FROM_BYTES, _TO_BYTES = 2**10, 2**33  # The sizes of the choices.
 
 
@@ -56,6 +75,27 @@ class ClusterFit:
     residuals: tuple[Residual, ...]
     choices: tuple[Choice, ...]
     unused: tuple[str, ...] = ()  # tables that no protocol was fitted to, with the reason
+    problems: tuple[str, ...] = ()  # of the tables that it was fitted to
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Return why the fit is not to be relied on."""
+        doubts: list[Finding] = []
+        if self.quantile(0.5) > _MOST_OFF:
+            worst = max(self.residuals, key=lambda residual: abs(math.log1p(residual.error)))
+            doubts.append(
+                FitIsOff(
+                    median=self.quantile(0.5),
+                    op=worst.op,
+                    workers=worst.workers,
+                    bytes=worst.bytes,
+                    measured_s=worst.measured_s,
+                    predicted_s=worst.predicted_s,
+                )
+            )
+        if self.cluster.inside is not None and self.cluster.inside.rate_is_least:
+            doubts.append(RestsOnLeastRate())
+        return (*map(sentence, doubts), *(f"{problem}." for problem in self.problems))
 
     @property
     def protocols(self) -> tuple[Protocol, ...]:
@@ -71,7 +111,7 @@ class ClusterFit:
 class _BenchRow(msgspec.Struct):
     bytes: Annotated[int, msgspec.Meta(ge=1, le=2**50)]
     ours_s: Annotated[float, msgspec.Meta(ge=1e-9, le=1e6)]
-    wire: str = "float32"
+    wire: str = _BENCH_DTYPE
 
 
 class _Bench(msgspec.Struct):
@@ -143,6 +183,8 @@ def fit_cluster(
         where = with_nodes(where, -(-most.workers // where.devices_per_node))
     for curve in kept:
         _check_against(where, curve)
+    for one, other in itertools.combinations(kept, 2):
+        _check_together(one, other)
     rows = [curve.table() for curve in kept]
     fitted_cluster = fitted(where, rows)
     sources = tuple(dict.fromkeys(curve.source for curve in kept))
@@ -156,6 +198,7 @@ def fit_cluster(
         residuals=tuple(residuals(fitted_cluster, rows)),
         choices=tuple(_choices(fitted_cluster, rows)),
         unused=unused,
+        problems=tuple(dict.fromkeys(problem for curve in kept for problem in curve.problems)),
     )
 
 
@@ -174,6 +217,8 @@ class _Shown:
     line_rate_bps: float | None = None  # of each rank's link, where the file states it
     fullest: int = 0  # ranks of the host with the most; 0 if unknown
     lines: Mapping[int, int] = field(default_factory=dict)  # of each size, where files have lines
+    of_dtype: str = ""  # the only one whose rows are read, where a file has rows of several
+    problems: tuple[str, ...] = ()
 
     @property
     def why_unused(self) -> str:
@@ -187,6 +232,8 @@ class _Shown:
             )
         if self.workers < 2:
             return "has one rank, which sends nothing"
+        if not self.points and self.of_dtype:
+            return f"has no row of {self.of_dtype}"
         if not any(size >= LEAST_BYTES for size, _ in self.points):
             return f"has only sizes below {show_bytes(LEAST_BYTES)}"
         return ""
@@ -232,13 +279,20 @@ def _of_bench(path: Path) -> list[_Shown]:
         raise DamagedInput(path, f"expected JSON of fullwire bench transport: {error}") from None
     points: dict[int, float] = {}  # of a repeated size, the slower time
     for row in bench.rows:
-        if row.wire == "float32":
+        if row.wire == _BENCH_DTYPE:
             points[row.bytes] = max(row.ours_s, points.get(row.bytes, 0.0))
     workers = bench.workers
     curve = tuple(sorted(points.items()))
     return [
         _Shown(
-            "allreduce", workers, workers, curve, path, name_of(path), line_rate_bps=bench.rate_bps
+            "allreduce",
+            workers,
+            workers,
+            curve,
+            path,
+            name_of(path),
+            line_rate_bps=bench.rate_bps,
+            of_dtype=_BENCH_DTYPE,
         )
     ]
 
@@ -259,6 +313,7 @@ def _printed(path: Path, table: Printed) -> _Shown:
         table.line,
         fullest=table.fullest,
         lines={size: row.line for size, row in slowest.items()},
+        problems=table.problems,
     )
 
 
@@ -288,32 +343,47 @@ def _made(tables: Sequence[_Shown], devices_per_node: int | None, name: str) -> 
 
 
 def made_of(tables: Sequence[Table], devices_per_node: int, name: str) -> Cluster:
-    """Return a cluster whose line rates are the best ones that the tables show."""
+    """Return a cluster whose line rates are the best ones that the tables show.
+
+    Tables of several nodes show of the links within a node only a rate that these have at least.
+    """
     large = USUAL_PROTOCOLS[-1]
-
-    def best_bps(inside: bool) -> float:
-        """Return the best bus bandwidth within a node, or among several; 0 if there is none."""
-        return max(
-            (
-                8 * size * bus_factor(table.op, table.workers) / time_s
-                for table in tables
-                for size, time_s in table.points
-                if (table.workers <= devices_per_node) == inside
-            ),
-            default=0.0,
-        )
-
-    inside_bps, between_bps = best_bps(True), best_bps(False)
-    inside_bps = max(inside_bps, between_bps) / large.inside_share
-    between_bps = (between_bps or inside_bps) / large.between_share
-    return Cluster(
+    nodes = -(-max(table.workers for table in tables) // devices_per_node)
+    unit = Cluster(  # its links send a bit a second, so the needs of a byte on them are bits
         name=name,
-        nodes=-(-max(table.workers for table in tables) // devices_per_node),
+        nodes=nodes,
         devices_per_node=devices_per_node,
-        inside=Inside(kind="switch", rate_bps=inside_bps) if devices_per_node > 1 else None,
-        nics=Nics(per_node=devices_per_node, rate_bps=between_bps / devices_per_node),
-        rests_on=sentence(RatesOfTables()),
+        inside=Inside(kind="switch", rate_bps=1.0) if devices_per_node > 1 else None,
+        nics=Nics(per_node=devices_per_node, rate_bps=1.0),
     )
+    inside_bps = nic_bps = 0.0
+    for table in tables:
+        most_bytes_s = max((size / time_s for size, time_s in table.points), default=0.0)
+        inside_share, nic_bits = _through_links(table, unit)
+        inside_bps = max(inside_bps, 8 * most_bytes_s * inside_share / large.inside_share)
+        nic_bps = max(nic_bps, most_bytes_s * nic_bits / large.between_share)
+    is_of_one_node = any(1 < table.workers <= devices_per_node for table in tables)
+    if nic_bps and not is_of_one_node:  # a device reaches its NIC by links of no lower rate
+        inside_bps = max(inside_bps, nic_bps)
+    inside = None
+    if devices_per_node > 1:
+        inside = Inside(kind="switch", rate_bps=inside_bps, rate_is_least=not is_of_one_node)
+    nic_bps = nic_bps or inside_bps / large.between_share / devices_per_node
+    nics = replace(unit.nics, rate_bps=nic_bps)
+    return replace(unit, inside=inside, nics=nics, rests_on=sentence(RatesOfTables()))
+
+
+def _through_links(table: Table, unit: Cluster) -> tuple[float, float]:
+    """Return the share of a table's bytes on a device's link, and the bits of a byte on a NIC.
+
+    They are those of a ring, or of an all-to-all in pairs. There a device sends within its node
+    only the parts of its neighbours, and over its own NIC all other parts.
+    """
+    plain = next(iter(needs(table.op, unit, table.workers).values()))
+    here = min(table.workers, unit.devices_per_node)
+    is_in_pairs = table.op == "alltoall"
+    share = (here - 1) / table.workers if is_in_pairs else bus_factor(table.op, table.workers)
+    return share, plain.between_s
 
 
 def _check_against(where: Cluster, table: _Shown) -> None:
@@ -337,27 +407,67 @@ def _check_against(where: Cluster, table: _Shown) -> None:
             f"{table.path}: rate_bps is {show_rate(rate_bps)}, and {nics.per_node} NICs a node of "
             f"{show_rate(nics.rate_bps)} are stated (nics.rate of {where.name})"
         )
-    if nodes > 1:
-        field, allowed_bps = "nics.rate", nics.rate_bps * nics.per_node
-        told = f"{nics.per_node} NICs a node of {show_rate(nics.rate_bps)} allow"
-        share = (nodes - 1) / nodes
-    elif inside is not None:
-        field, allowed_bps = "inside.rate", inside.rate_bps
-        told, share = f"{show_rate(inside.rate_bps)} a device allow", 1 - 1 / table.workers
-    else:
-        return
     # The least bytes that leave a node or a device: switches that add send no vector twice.
-    least = share if table.op in ("allgather", "reducescatter", "alltoall") else 1.0
-    if table.op == "allreduce" and nodes == 1:
-        least = max(least, bus_factor(table.op, table.workers) / _MOST_BY_ADDING)
-    if table.op == "alltoall" and nodes > 1:
-        least *= where.devices_per_node / table.workers
+    parted = table.op in ("allgather", "reducescatter", "alltoall")
+    of_device = 1 - 1 / table.workers if parted else 1.0
+    if nodes > 1:
+        told = f"{nics.per_node} NICs a node of {show_rate(nics.rate_bps)}"
+        of_node = (nodes - 1) / nodes if parted else 1.0
+        if table.op == "alltoall":  # each device has a vector of its own to send
+            here = where.devices_per_node
+            of_node = here * (table.workers - here) / table.workers
+        _refuse_beyond(where, table, of_node, nics.rate_bps * nics.per_node, "nics.rate", told)
+    elif table.op == "allreduce":
+        of_device = max(of_device, bus_factor(table.op, table.workers) / _MOST_BY_ADDING)
+    if inside is None:
+        return
+    allowed_bps, told = inside.rate_bps, f"{show_rate(inside.rate_bps)} a device"
+    if nodes > 1 and inside.kind == "switch":  # NICs are beside such links, and not behind them
+        allowed_bps += nics.rate_bps * nics.per_node / where.devices_per_node
+        told += " and its share of the NICs"
+    _refuse_beyond(where, table, of_device, allowed_bps, "inside.rate", told)
+
+
+def _check_together(one: _Shown, other: _Shown) -> None:
+    """Refuse two tables of one operation and device count if most of their times contradict."""
+    if (one.op, one.workers) != (other.op, other.workers):
+        return
+    others_s = dict(other.points)
+    times_s = [
+        (size, time_s, others_s[size])
+        for size, time_s in one.points
+        if size in others_s and size >= _COMPARED_FROM_BYTES
+    ]
+    apart = [max(times) / min(times) for _, *times in times_s]
+    if not apart or float(np.median(apart)) <= _MOST_APART:
+        return
+    size, one_s, other_s = times_s[int(np.argmax(apart))]
+    raise UsageError(
+        sentence(
+            TablesDisagree(
+                op=one.op,
+                workers=one.workers,
+                bytes=size,
+                first=one.place(one.lines.get(size, 0)),
+                first_s=one_s,
+                second=other.place(other.lines.get(size, 0)),
+                second_s=other_s,
+            )
+        )
+    )
+
+
+def _refuse_beyond(
+    where: Cluster, table: _Shown, share: float, allowed_bps: float, key: str, told: str
+) -> None:
+    """Refuse a table that moves this share of its bytes faster than the stated links can."""
     for size, time_s in table.points:
-        if 8 * size * least / time_s > _MOST_PAST_LINE_RATE * allowed_bps:
+        moved_bps = 8 * size * share / time_s
+        if moved_bps > _MOST_PAST_LINE_RATE * allowed_bps:
             raise UsageError(
                 f"{table.place(table.lines.get(size, 0))}: {table.op} of {show_bytes(size)} "
-                f"among {table.workers} moves {show_rate(8 * size * least / time_s)}, and {told} "
-                f"{show_rate(allowed_bps)} ({field} of {where.name})"
+                f"among {table.workers} moves {show_rate(moved_bps)}, and {told} allow "
+                f"{show_rate(allowed_bps)} ({key} of {where.name})"
             )
 
 
@@ -372,7 +482,7 @@ def _choices(cluster: Cluster, tables: Sequence[Table]) -> Iterator[Choice]:
             if not starts or way != starts[-1][1:]:
                 starts.append((size, *way))
             size *= 2
-        for (begin, algorithm, protocol), after in zip_longest(starts, starts[1:]):
+        for (begin, algorithm, protocol), after in itertools.zip_longest(starts, starts[1:]):
             yield Choice(
                 op=op,
                 workers=workers,

@@ -351,6 +351,7 @@ def _by_library(
         protocol=library.protocol,
         tables_lack=library.lacks,
         may_take=library.may_take,
+        rests_on_least=library.rests_on_least,
         interval=Between(low_s=library.low_s, high_s=library.high_s),
     )
 

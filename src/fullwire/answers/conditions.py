@@ -65,11 +65,18 @@ class Asked:
     price: str | float | None = None
 
     def __post_init__(self) -> None:
-        asked = (self.global_batch, self.recorded_batch, self.critical_batch, self.price)
-        if not self.is_metric and (self.curve or any(option is not None for option in asked)):
+        if self.is_metric:
+            return
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        target = values.pop("target")
+        given = [
+            name.replace("_", " ") for name, value in values.items() if value not in (None, ())
+        ]
+        if given:
+            got = "" if target is None else f", got {shown(target)}"
             raise UsageError(
-                "global batch, recorded batch, critical batch, curve, price: expected a metric as "
-                f"the target with them, like --target 'loss<=0.3', got {shown(self.target)}"
+                f"{', '.join(given)}: expected a metric as the target with "
+                f"{'it' if len(given) == 1 else 'them'}, like --target 'loss<=0.3'{got}"
             )
 
     @property

@@ -223,7 +223,8 @@ class Explanation(Result):
         low_s, high_s = self.baseline_between_s
         crowding = self.detail.crowding
         source = crowding.source if crowding.is_told else ""
-        return Estimated(source=source, low_s=low_s, high_s=high_s)
+        is_open = self.detail.untold_crowding_s > 0
+        return Estimated(source=source, low_s=low_s, high_s=high_s, is_open=is_open)
 
     def _in_short(self) -> Iterator[str]:
         yield self.verdict.sentence
@@ -438,7 +439,7 @@ def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, floa
     if known is not None:
         if given is not None and given != known:
             raise UsageError(
-                f"bandwidth: expected {show_rate(known)}, the line rate in this run, "
+                f"line rate: expected {show_rate(known)}, the line rate in this run, "
                 f"got {show_rate(given)}"
             )
         given = known

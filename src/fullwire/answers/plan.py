@@ -15,7 +15,7 @@ import numpy as np
 
 from fullwire.answers.conditions import OneOrMany, count
 from fullwire.answers.opening import RunLike, opened
-from fullwire.answers.plan_goodput import Troubles
+from fullwire.answers.plan_goodput import Troubles, between_failures
 from fullwire.answers.plan_networks import (
     USUAL_HOURS,
     Work,
@@ -80,7 +80,7 @@ from fullwire.run.run import Run
 from fullwire.simulation.recognised_plan import Recognised, recognised
 from fullwire.simulation.recorded_plan import Recorded, device_in
 from fullwire.simulation.recorded_plan import calibrated as by_recording
-from fullwire.units import bits_per_second, ratio, seconds
+from fullwire.units import bits_per_second, seconds
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.architecture_files import ArchitectureLike, architecture
@@ -134,7 +134,7 @@ def plan(
     - `why`: also tell the worth of each choice of the best plan.
     - `bandwidth`, `oversubscription`: other NICs and networks, each with its own best plan.
     - `hours`: of training without failures on the best cluster. `failures` are device-hours between
-      two of them, `storage` is the rate of writing checkpoints, `restart` the time to start again.
+      two, `"15000-60000"`, `storage` the rate of writing checkpoints, `restart` a restart's time.
     - `synchronous_checkpoints`: training waits while a checkpoint is written.
     - `price`: of a device, `"2.10 EUR/device-hour"`; a number has no currency.
     - `calibrate`: a table of measured steps, with a column for each degree and `step_time_s`.
@@ -482,7 +482,7 @@ def _troubles(
     failures: str | float | None, storage: str | None, restart: str | None, is_synchronous: bool
 ) -> Troubles:
     return Troubles(
-        device_hours=None if failures is None else ratio(failures, "failures"),
+        device_hours=None if failures is None else between_failures(failures),
         storage_bps=None if storage is None else bits_per_second(storage, "storage"),
         restart_s=None if restart is None else seconds(restart, "restart"),
         is_synchronous=is_synchronous,

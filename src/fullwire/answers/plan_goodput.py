@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fullwire.clusters.cluster import Cluster
+from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.goodput import PublishedFailures, UsualRestart, UsualStorage
 from fullwire.simulation.goodput import (
@@ -17,6 +20,7 @@ from fullwire.simulation.goodput import (
     Reliability,
     goodput,
 )
+from fullwire.units import NUMBER, ratio, shown
 from fullwire.workloads.architecture import Architecture
 
 
@@ -24,15 +28,14 @@ from fullwire.workloads.architecture import Architecture
 class Troubles:
     """Failures and checkpoints of a training, as the user gives them. None takes the usual one."""
 
-    device_hours: float | None = None  # between two failures
+    device_hours: tuple[float, float, float] | None = None  # between two failures: as `ranges`
     storage_bps: float | None = None
     restart_s: float | None = None
     is_synchronous: bool = False
 
     def ranges(self) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
         """Return device-hours between failures and seconds of a restart: low, usual, high."""
-        given, restart_s = self.device_hours, self.restart_s
-        hours = PUBLISHED_DEVICE_HOURS if given is None else (given / 2, given, 2 * given)
+        hours, restart_s = self.device_hours or PUBLISHED_DEVICE_HOURS, self.restart_s
         return hours, USUAL_RESTART_S if restart_s is None else (restart_s,) * 3
 
     def assumptions(self) -> Iterator[Finding]:
@@ -69,3 +72,26 @@ class Troubles:
 
 
 USUAL_TROUBLES = Troubles()
+_RANGE = re.compile(rf"\s*({NUMBER})\s*-\s*({NUMBER})\s*")
+
+
+def between_failures(given: str | float) -> tuple[float, float, float]:
+    """Read device-hours between two failures: the least, the usual and the most.
+
+    A single number may be off by a factor of two. The usual one of a range is the geometric mean
+    of its ends, as that of the published trainings.
+    """
+    both = _RANGE.fullmatch(given) if isinstance(given, str) else None
+    try:
+        ends = [ratio(end, "failures") for end in ([given] if both is None else both.groups())]
+    except UsageError:
+        ends = []
+    if not ends or ends[0] > ends[-1]:
+        raise UsageError(
+            "failures: expected device-hours between two of them, like 50000, or the least and the "
+            f"most, like 15000-60000, got {shown(given)}"
+        )
+    if len(ends) == 1:
+        return ends[0] / 2, ends[0], 2 * ends[0]
+    low, high = ends
+    return low, math.sqrt(low * high), high

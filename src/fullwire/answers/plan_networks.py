@@ -355,6 +355,7 @@ def _on_network(found: Found, work: Work | None) -> OnNetwork:
         device=question.device.title,
         bandwidth_bps=cluster.nics.rate_bps,
         oversubscription=network.oversubscription if isinstance(network, LeafSpine) else 1.0,
+        is_below_one_leaf=isinstance(network, LeafSpine) and cluster.leaves == 0,
         plan=None if searched is None else planned(searched, row),
         assumed=question.notes if searched is None else tuple(assumptions(searched)),
         does_not_fit=None if found.refusal is None else str(found.refusal),

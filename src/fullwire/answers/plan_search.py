@@ -429,7 +429,9 @@ _OPEN = {
 
 
 # A degree under another name would count for nothing; other columns, such as notes, may stay.
-_MISNAMED = ("mbs", "microbatch_size", "shard_group", "context_kind", "step_s", "step_time")
+_MISNAMED = ("microbatch_size", "shard_group", "context_kind", "step_s", "step_time")
+
+_ALIASES = {"mbs": "microbatch"}
 
 
 def measured_steps(
@@ -437,6 +439,7 @@ def measured_steps(
 ) -> tuple[list[tuple[dict[str, int | str], float]], tuple[str, ...]]:
     """Read a table of measured steps: a column for each degree, and `step_time_s`.
 
+    Capital letters in names of columns are as good as small ones, and mbs is the microbatch.
     Columns that say nothing of the plan, such as notes, are passed over. They are the second part
     of the result.
 
@@ -446,7 +449,9 @@ def measured_steps(
     try:
         with opened(path) as file:
             table = csv.DictReader(io.StringIO(file.read().decode("utf-8-sig"), newline=""))
-            rows, columns = list(table), table.fieldnames or ()
+            columns = [_ALIASES.get(name, name) for name in map(str.lower, table.fieldnames or ())]
+            table.fieldnames = columns
+            rows = list(table)
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"calibrate: expected a table of measured steps: {error}") from None
     known = (*FIXABLE, "step_time_s")
@@ -528,6 +533,18 @@ def _is_same(told: str, value: int | str | Architecture | Accelerator) -> bool:
         return False
 
 
+def _least_step_s(question: Question) -> float:
+    """Return the time of a step whose products all run at the peak of the devices.
+
+    It is 0 where no peak is known: processors that a recording tells are as quick as it shows.
+    """
+    if question.recorded is not None and question.recorded.is_on_processors:
+        return 0.0
+    tokens = question.global_batch * question.sequence
+    peak = question.device.peak_flops_per_s(question.precision) * question.cluster.devices
+    return 3 * question.model.flops(question.sequence) * tokens / peak
+
+
 def calibration_of(question: Question, path: Path) -> tuple[Calibration, tuple[Finding, ...]]:
     """Return the correction by measured steps of this model and cluster, and what it assumes.
 
@@ -544,7 +561,16 @@ def calibration_of(question: Question, path: Path) -> tuple[Calibration, tuple[F
     )
     logs, shares, unsure = [], [], []
     left_out: set[str] = set()
+    least_s = _least_step_s(question)
     for number, (fixed, measured_s) in enumerate(rows, start=2):
+        if measured_s < least_s:
+            raise DamagedInput(
+                path,
+                f"step_time_s: expected seconds, {least_s:.3g} or more: the products of a step "
+                f"take as long at the peak of {question.cluster.devices:,} devices, got "
+                f"{measured_s:g}",
+                line=number,
+            )
         try:
             plans = _plans(question, fixed)
         except UsageError as error:

@@ -179,6 +179,7 @@ class OnNetwork:
     device: str
     bandwidth_bps: float
     oversubscription: float
+    is_below_one_leaf: bool  # so that no message passes the spine
     plan: Planned | None
     assumed: tuple[Finding, ...]
     does_not_fit: str | None = None  # why there is no plan

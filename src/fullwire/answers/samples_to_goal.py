@@ -31,6 +31,7 @@ from fullwire.convergence.curves import FEWEST, Curve, Goal, Reach, Taken, curve
 from fullwire.convergence.reaching import reach
 from fullwire.errors import FullwireError, UsageError
 from fullwire.findings.finding import Finding
+from fullwire.findings.predictions import NamedRunIsPartial
 from fullwire.findings.targets import (
     BatchChanges,
     BatchContradictsRun,
@@ -183,7 +184,7 @@ def evidence(
         )
     recorded: list[Recorded] = []
     points: list[Point] = []
-    notes: list[Finding] = []
+    notes: list[Finding] = list(_lacking(many[1:]))  # the first one's gaps are told with its step
     refusals: list[UsageError] = []
     for number, (name, run) in enumerate(many):
         if recorded_batch and _own_pass_samples(run) is not None:
@@ -236,6 +237,14 @@ def evidence(
     return Evidence(
         goal=goal, law=law, notes=tuple(notes), recorded=tuple(recorded), critical=known
     )
+
+
+def _lacking(many: Sequence[tuple[str, Run]]) -> Iterator[Finding]:
+    """Yield what may lack in the metrics of runs."""
+    for name, run in many:
+        for gap in run.gaps:
+            if gap.table in (None, "metrics"):
+                yield NamedRunIsPartial(run=name, what=str(gap))
 
 
 def _averaged(run: Run) -> Averaged | None:

@@ -41,11 +41,11 @@ def jobs_in(*records: str | Path | Run) -> tuple[NetworkJob, ...]:
 
         [job.step_s for job in fw.jobs_in("switch.ipfix")]
     """
+    from fullwire.packets.flows import refuse_without_packets
     from fullwire.packets.jobs import jobs_of
 
     run = _traffic_run(*records)
-    if not len(run.flows.source):
-        raise UsageError("jobs_in: expected flows, and the run has none")
+    refuse_without_packets(run)
     return jobs_of(run)
 
 

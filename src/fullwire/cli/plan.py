@@ -66,7 +66,8 @@ class Question:
         typer.Option(help="Hours of training without failures, on the best cluster: 1000, 30d"),
     ] = None
     failures: Annotated[
-        str | None, typer.Option(help="Device-hours between two failures: 50000")
+        str | None,
+        typer.Option(help="Device-hours between two failures: 50000, or a range: 15000-60000"),
     ] = None
     storage: Annotated[
         str | None, typer.Option(help="Rate at which checkpoints are written: 200GB/s")

@@ -58,7 +58,8 @@ class Inside:
 
     The switch may add up values while they pass (`adds`; NVLink SHARP). Where a description does
     not say so, switches of at least 400 GB/s a device each way are taken to: those of H100 and
-    later do, and those of A100 (300 GB/s) do not.
+    later do, and those of A100 (300 GB/s) do not. With `rate_is_least`, the links may be faster:
+    the rate is of a fit without a table of one node.
     """
 
     kind: InsideKind
@@ -66,6 +67,7 @@ class Inside:
     latency_s: float = 0.0
     payload_share: float = 1.0
     adds: bool | None = None
+    rate_is_least: bool = False
 
     def __post_init__(self) -> None:
         _check_link("inside", self.rate_bps, self.latency_s, self.payload_share)

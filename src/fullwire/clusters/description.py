@@ -13,6 +13,7 @@
     latency = "1us"               # of one message, one way
     payload_share = 0.8           # share of the rate that is left for payload
     adds = true                   # the switch adds (NVLink SHARP); usual from 400 GB/s on
+    rate_is_least = false         # true: a fit without tables of one node knows only a least rate
 
     [nics]                        # the adapters of a node
     per_node = 8                  # 1 if it is missing, 4 in a torus
@@ -171,13 +172,14 @@ def _device(top: _Table) -> str:
 
 
 def _inside(table: _Table) -> Inside:
-    table.check_keys(("kind", *_LINK_KEYS, "adds"))
+    table.check_keys(("kind", *_LINK_KEYS, "adds", "rate_is_least"))
     return Inside(
         kind=table.choice("kind", get_args(InsideKind)),
         rate_bps=table.rate("rate"),
         latency_s=table.time("latency"),
         payload_share=table.number("payload_share", 1.0),
         adds=table.flag("adds") if "adds" in table.held else None,
+        rate_is_least=table.flag("rate_is_least"),
     )
 
 
@@ -400,6 +402,8 @@ def as_toml(cluster: Cluster) -> str:
         lines += ["", "[inside]", f'kind = "{cluster.inside.kind}"', *_link_lines(cluster.inside)]
         if cluster.inside.adds is not None:
             lines.append(f"adds = {str(cluster.inside.adds).lower()}")
+        if cluster.inside.rate_is_least:
+            lines.append("rate_is_least = true")
     lines += ["", "[nics]", f"per_node = {cluster.nics_per_node}", *_link_lines(cluster.nics)]
     if cluster.nics.of_device:
         lines.append(f"of_device = {list(cluster.nics.of_device)}")

@@ -84,6 +84,8 @@ _USUAL_INSIDE = (
     (8 * 400e9, ((5.7e-6, 0.76e-6, 0.37), (15e-6, 0.84e-6, 0.71), (56e-6, 1.6e-6, 0.84)), 0.78),
 )
 
+_FASTEST_INSIDE_BPS = 8 * 900e9  # of a device each way: B200, B300, GB200 and GB300
+
 # How sure a time is, as standard deviations of its logarithm. Those that apply add up as squares.
 # `_OF_USUAL` is for a machine without tables, and `_OF_DOUBLING` for each doubling away from the
 # nearest table. `_OF_OTHER_OP` is for an operation without a table. `_OF_OTHER_SIDE` is for counts
@@ -149,6 +151,7 @@ class LibraryTime:
     busiest: str | None = None  # kind of link
     lacks: tuple[str, ...] = ()  # of this, the cluster has no table, though it has tables
     may_take: str | None = None  # another algorithm, if the tables leave a tree open
+    rests_on_least: bool = False  # on a rate within a node that is only known to be reached
 
 
 def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
@@ -431,15 +434,35 @@ def _time_by(
     off = math.exp(_WIDTH * _spread(measured, op, cluster, size_bytes, workers, unsettled))
     may_be_cloud = cluster.measured is None and workers > cluster.devices_per_node
     inside_s, between_s = of_algorithms[algorithm].byte_s(measured, protocol)
+    low_s, rests_on_least = time_s / off, _rests_on_least(measured, op, cluster, workers)
+    if rests_on_least:
+        among = needs(op, with_fastest_inside(cluster), workers)
+        low_s = min(low_s, float(ways_s(measured, among, sizes)[1].min()) / off)
     return LibraryTime(
         algorithm=algorithm,
         protocol=protocol.name,
         busiest=LINK_KINDS[IN_NODE if inside_s > between_s else NIC],
         time_s=time_s,
-        low_s=time_s / off,
+        low_s=low_s,
         high_s=time_s * off + (_OF_CLOUD_S if may_be_cloud else 0.0),
         lacks=_lacks(measured, op, cluster, workers, unsettled),
+        rests_on_least=rests_on_least,
     )
+
+
+def _rests_on_least(measured: Measured, op: str, cluster: Cluster, workers: int) -> bool:
+    """Say whether a time is by a rate within a node that may be higher, and no table is like it."""
+    alike = (table.op == op for table in _of_this_side(measured, cluster, workers))
+    inside = cluster.inside
+    return inside is not None and inside.rate_is_least and workers > 1 and not any(alike)
+
+
+def with_fastest_inside(cluster: Cluster) -> Cluster:
+    """Return a cluster whose links within a node are as fast as any known, if they may be."""
+    inside = cluster.inside
+    if inside is None or not inside.rate_is_least or inside.rate_bps >= _FASTEST_INSIDE_BPS:
+        return cluster
+    return replace(cluster, inside=replace(inside, rate_bps=_FASTEST_INSIDE_BPS))
 
 
 def doublings_outside(
@@ -570,4 +593,7 @@ def around(time_s: float, cluster: Cluster, op: str, workers: int) -> tuple[floa
     if op in FITTED_OPS and not isinstance(cluster.network, Torus) and not has_hops:
         times_s = ways_s(usual(cluster), needs(op, cluster, workers), [0.0])[1]
         beyond_s = max(beyond_s, float(times_s.max()))
-    return time_s * _QUICKER, time_s / _LEAST_FILLED + beyond_s
+    low_s, fastest = time_s * _QUICKER, with_fastest_inside(cluster).inside
+    if cluster.inside is not None and fastest is not None and workers <= cluster.devices_per_node:
+        low_s *= cluster.inside.rate_bps / fastest.rate_bps
+    return low_s, time_s / _LEAST_FILLED + beyond_s

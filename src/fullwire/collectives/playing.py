@@ -56,7 +56,8 @@ class CollectiveTime(Result):
     for `busiest_share` of the time. `tables_lack` names the operation, the nodes or the sizes of
     which the cluster has no table. The protocols that were fitted to its other tables then give the
     time. `may_take` names another algorithm, where the tables leave open whether the library has a
-    tree. The interval holds its time, too.
+    tree. The interval holds its time, too. With `rests_on_least` the links within a node may be
+    faster than the cluster says.
     """
 
     op: str
@@ -80,6 +81,7 @@ class CollectiveTime(Result):
     interval: Between | None = None
     tables_lack: tuple[str, ...] = ()
     may_take: str | None = None
+    rests_on_least: bool = False
 
     def _in_short(self) -> Iterator[str]:
         where = "" if self.cluster is None else f" on {self.cluster}"

@@ -13,7 +13,7 @@ from fullwire.run.gaps import reasons
 from fullwire.run.run import Run
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.breakdown import UNTOLD
-from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
+from fullwire.timeline.transfers import is_world_told, recorded_ranks, stands_for_all, world
 from fullwire.timeline.utilization import SentUnseen, sent_unseen
 
 if TYPE_CHECKING:
@@ -152,8 +152,11 @@ def lacks_ranks(case: Case) -> bool:
 
 
 def is_alone(case: Case) -> bool:
-    """Say whether the job had one worker, which has nothing to scale or to wait for."""
-    return world(case.run) == 1
+    """Say whether the job had one worker, which has nothing to scale or to wait for.
+
+    An imported run shows so only by work that one rank alone did: a log of steps shows no rank.
+    """
+    return world(case.run) == 1 and (is_world_told(case.run) or computes(case))
 
 
 def unhidden_compute_s(account: Account) -> float:

@@ -60,6 +60,16 @@ class MayTakeAnother(Finding):
     algorithm: str
 
 
+class RestsOnLeastRate(Finding):
+    """The rate within a node comes from tables of several nodes, and may be higher."""
+
+    template = (
+        "The rate of the links within a node is only known to be reached, because no table is of "
+        "one node. They may be much faster, and the interval reaches down to the fastest known. "
+        "Fit a table of one node, or state inside.rate."
+    )
+
+
 class SendsNothing(Finding):
     """One worker has nothing to send."""
 
@@ -291,6 +301,8 @@ def collective_findings(result: CollectiveTime) -> Iterator[Finding]:
         yield ExpectedBetween(low_s=result.interval.low_s, high_s=result.interval.high_s)
     if result.may_take is not None:
         yield MayTakeAnother(algorithm=result.may_take)
+    if result.rests_on_least:
+        yield RestsOnLeastRate()
     if result.level == "usual" and result.workers > 1:
         yield UsualStartUp(cluster=result.cluster)
     if result.busiest_share is not None:
@@ -351,3 +363,37 @@ class RateOfBench(Finding):
     """A cluster without a description has the line rate that our own bench states."""
 
     template = "The line rate is that of fullwire bench transport --rate."
+
+
+class FitIsOff(Finding):
+    """The fitted protocols are far from the tables."""
+
+    template = (
+        "Half of the rows are at least {median:.0%} off the fitted protocols, so they do not "
+        "describe these tables. The farthest is {op} of {bytes:bytes} among {workers}: measured "
+        "{measured_s:time}, fitted {predicted_s:time}."
+    )
+
+    median: float
+    op: str
+    workers: int
+    bytes: int
+    measured_s: float
+    predicted_s: float
+
+
+class TablesDisagree(Finding):
+    """Two tables of one operation and device count have different times."""
+
+    template = (
+        "{second}: {op} of {bytes:bytes} among {workers} takes {second_s:time}, and {first} has "
+        "{first_s:time}: expected tables of one machine"
+    )
+
+    op: str
+    workers: int
+    bytes: int
+    first: str
+    first_s: float
+    second: str
+    second_s: float

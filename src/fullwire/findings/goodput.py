@@ -59,8 +59,9 @@ class TrainingTakes(Finding):
 
     template = (
         "{hours:,.7g} hours of training{cluster:? on {cluster}} take {wall_s:duration} "
-        "({low_s:duration} to {high_s:duration}): goodput {goodput:.1%} "
-        "({goodput_low:.1%} to {goodput_high:.1%})."
+        "({low_s:duration} {may_end:to {high_s:duration}|or more}): goodput {goodput:.1%} "
+        "({goodput_low:.1%} to {goodput_high:.1%}).{may_end:| With the most failures that are "
+        "likely, it may never end.}"
     )
 
     hours: float  # Without failures.
@@ -68,9 +69,24 @@ class TrainingTakes(Finding):
     wall_s: float
     low_s: float
     high_s: float
+    may_end: bool = True  # Even where failures come as often as they may.
     goodput: float  # Share of the time that goes into steps that stay.
     goodput_low: float
     goodput_high: float
+
+
+class TrainingNeverEnds(Finding):
+    """A training that failures undo nearly as fast as it goes on."""
+
+    template = (
+        "{hours:,.7g} hours of training{cluster:? on {cluster}} may never end: with a failure each "
+        "{between_s:duration}, less than {least:.1%} of the time goes into steps that stay."
+    )
+
+    hours: float  # Without failures.
+    cluster: str = ""
+    between_s: float
+    least: float
 
 
 class SameTraining(Finding):

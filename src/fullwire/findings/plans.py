@@ -39,6 +39,14 @@ class UsualMemory(Finding):
     sizes: tuple[str, ...]
 
 
+class BelowOneLeaf(Finding):
+    """The user asked for other oversubscription, and the job has no link to the spine."""
+
+    template = "All nodes of {cluster} lie below one leaf, so oversubscription changes nothing."
+
+    cluster: str
+
+
 class UsualShareOfLinks(Finding):
     """The cluster is described, and nothing was measured on it."""
 

@@ -237,7 +237,7 @@ class StepPredicted(Finding):
     template = (
         "{run} with {conditions:list}: a step takes {step_s:time}"
         "{low_s:? ({low_s:time} to {high_s:time})}{recorded_s:?; {recorded_s:time} in the run}. "
-        "Scaling factor {factor:.2f}."
+        "Scaling factor {factor:.3f}."
     )
 
     run: str
@@ -253,7 +253,7 @@ class StepsPredicted(Finding):
     """The answer of several predictions: the ends of the scaling factor, and of steps."""
 
     template = (
-        "Scaling factor {least:.2f} ({least_with:list}) to {most:.2f} ({most_with:list}). Steps "
+        "Scaling factor {least:.3f} ({least_with:list}) to {most:.3f} ({most_with:list}). Steps "
         "take {shortest_s:time} to {longest_s:time}{recorded_s:?, {recorded_s:time} in the run}."
     )
 
@@ -296,7 +296,7 @@ class StepsPredictedAlike(Finding):
 
     template = (
         "{run}: a step takes {step_s:time} in each of {count:,} settings"
-        "{recorded_s:?; {recorded_s:time} in the run}. Scaling factor {factor:.2f}."
+        "{recorded_s:?; {recorded_s:time} in the run}. Scaling factor {factor:.3f}."
     )
 
     count: int

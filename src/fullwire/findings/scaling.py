@@ -31,11 +31,17 @@ class ScalingFactor(Finding):
 class Estimated(Finding):
     """T1 is estimated from the run itself, by the named source and within the given range."""
 
-    template = " (estimated{source:? from {source}: {low_s:time} to {high_s:time}})"
+    template = " (estimated{source:? from {source}}{is_between:?: {low_s:time} to {high_s:time}})"
 
     source: str  # "" if the run does not show computation by itself
     low_s: float
     high_s: float
+    is_open: bool = False  # contention may be long, and is not known
+
+    @property
+    def is_between(self) -> bool:
+        """Say whether the range is worth its place: it is from something, or wide."""
+        return bool(self.source) or self.is_open
 
 
 class WithFullLinks(Finding):
@@ -224,7 +230,7 @@ class CompressionOf(Finding):
 class MoreThanAnyCompression(Finding):
     """No compression ratio reaches the target."""
 
-    template = "more than any compression (best {best:.4f})"
+    template = "more than compression can reach ({best:.4f} at best)"
 
     best: float
 
@@ -258,7 +264,7 @@ class NextToNoBandwidth(Finding):
 class MoreThanAnyBandwidth(Finding):
     """No line reaches the target."""
 
-    template = "more than any bandwidth {how} (best {best:.4f})"
+    template = "more than bandwidth can reach {how} ({best:.4f} at best)"
 
     how: Finding
     best: float

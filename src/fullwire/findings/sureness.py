@@ -84,6 +84,14 @@ class OthersWereBusy(Finding):
     share: float
 
 
+class ContentionIsOpen(Finding):
+    """Too few kernels beside communication ran alone, so contention may be as much."""
+
+    template = "kernels beside communication may lose up to {share:.0%} of the step to it"
+
+    share: float
+
+
 class RepeatMayDiffer(Finding):
     """Another recording may give another verdict."""
 
@@ -122,6 +130,8 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
         doubts.append(OnlySoMany(steps=kept))
     if case.run.provenance.origin == "simulated":
         doubts.append(IsPredicted())
+    if case.reaches_threshold(account.untold_crowding_s):
+        doubts.append(ContentionIsOpen(share=case.share(account.untold_crowding_s)))
     beside = [
         OthersWereBusy(share=work.share)
         for work in about_others(case.run)

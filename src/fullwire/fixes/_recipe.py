@@ -86,6 +86,18 @@ def parse_fix(given: str) -> Applied:
     return Applied(fix=key, setting=setting, risk=kind.risk_of(setting))
 
 
+def _not_a_recipe(table: dict[str, Any]) -> str:
+    """Say what a file in TOML without the format of a recipe is instead."""
+    if "format" in table:
+        return f"format: expected {FORMAT}, got {shown(str(table['format']))}"
+    if {"nodes", "nics"} <= table.keys():
+        return (
+            "expected a recipe of fixes, got the description of a cluster, which "
+            "fullwire lab run takes with --cluster"
+        )
+    return f"format: expected {FORMAT}, as in each recipe, got none"
+
+
 def read_recipe(path: Path, left_out: Callable[[str], None] | None = None) -> Recipe:
     """Read a recipe, and check each fix and its setting.
 
@@ -98,8 +110,8 @@ def read_recipe(path: Path, left_out: Callable[[str], None] | None = None) -> Re
         raise DamagedInput(path, f"expected a recipe of at most {MOST_BYTES:,} bytes")
     try:
         table = tomllib.loads(content.decode())
-        if (number := table.get("format")) != FORMAT:
-            raise UsageError(f"{path}: format: expected {FORMAT}, got {shown(str(number))}")
+        if table.get("format") != FORMAT:
+            raise UsageError(f"{path}: {_not_a_recipe(table)}")
         entries = msgspec.convert(table.pop("fixes", []), list[Any])
         recipe = msgspec.convert(table, Recipe)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import numpy as np
 
@@ -28,9 +28,22 @@ _TAGS = re.compile(
     r"(?:\[\d{1,6}(?:,\d{1,6})?\](?:<std\w{3}>:)?|^ {0,6}\d{1,7}:"
     r"|^\d{4}-\d\d-\d\d[T ][\d:.,]{8,20}(?:Z|[+-]\d\d:?\d\d)?) ?"
 )
+# How mpirun and srun are told the ranks, the nodes, and the ranks of a node. `-N` is the number of
+# nodes for srun, and that of ranks of a node for mpirun.
+_RANKS = re.compile(r"\s--?(?:np|n|ntasks)[ =]?(\d{1,7})(?=\s)")
+_NODES = re.compile(r"\s--n?nodes[ =](\d{1,6})(?=\s)")
+_OF_A_NODE = re.compile(
+    r"\s(?:--?(?:ntasks-per-node|npernode|ppn|perhost)[ =]?|--?map-by[ =]ppr:)(\d{1,6})(?=\s|:node)"
+)
+_NODES_OR_OF_A_NODE = re.compile(r"\s-N[ =]?(\d{1,6})(?=\s)")
+_MOST_RANKS = 100_000
+_WIDTHS_BYTES = {"int8": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+_WIDTHS_BYTES |= {"double": 8, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8}
+_WIDTHS_BYTES |= {"f8e4m3": 1, "f8e5m2": 1}
 _MOST_PREFIXES = 16
 _LONGEST_PREFIX = 200
 _LAST_DIGIT = 0.01  # the last printed digit of bandwidths
+_OF_AVERAGE = 1e-3  # of an average: by so much rounded rows may differ from it
 _OF_ALL = ("allreduce", "allgather", "reducescatter", "alltoall", "gather", "scatter")
 
 
@@ -67,6 +80,39 @@ class Prefixes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The ranks that a command starts, its hosts, and the ranks of the fullest; 0 if unknown."""
+
+    ranks: int
+    nodes: int = 0
+    fullest: int = 0
+
+
+def placement_of(command: str) -> Placement | None:
+    """Return how a command of mpirun or srun places its ranks, or None if it tells no number."""
+    text = f" {command} "
+    parts = (_RANKS.search(f" {part} ") for part in text.split(" : "))  # mpirun may start several
+    ranks = sum(int(told[1]) for told in parts if told is not None)
+    nodes, fullest = _number_of(_NODES, text), _number_of(_OF_A_NODE, text)
+    if fullest or re.search(r"\bsrun\s", text) is not None:
+        nodes = nodes or _number_of(_NODES_OR_OF_A_NODE, text)
+    else:
+        fullest = _number_of(_NODES_OR_OF_A_NODE, text)
+    ranks = ranks or nodes * fullest
+    if not 0 < ranks <= _MOST_RANKS:
+        return None
+    fullest = min(fullest, ranks)
+    if not nodes and fullest:
+        nodes = -(-ranks // fullest)
+    return Placement(ranks=ranks, nodes=nodes, fullest=fullest)
+
+
+def _number_of(option: re.Pattern[str], text: str) -> int:
+    """Return the number that a command gives with an option; 0 if it has none."""
+    return int(found[1]) if (found := option.search(text)) is not None else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One size: microseconds and GB/s (powers of ten), as printed."""
 
@@ -88,15 +134,102 @@ def is_size_and_count(words: list[str]) -> bool:
     return 0 < count <= size and size % count == 0
 
 
-def is_off(size: int, time_us: str, algorithm_gb_s: str) -> bool:
-    """Say whether a printed bandwidth is not the size by the time, to the digits of both."""
-    time, rate = float(time_us), float(algorithm_gb_s)
-    time_digit, rate_digit = (
-        10.0 ** -len(text.partition(".")[2]) for text in (time_us, algorithm_gb_s)
-    )
-    least = size / (time + time_digit) * 1e-3 - rate_digit
-    most = size / (time - time_digit) * 1e-3 + rate_digit if time > time_digit else math.inf
-    return not least <= rate <= most
+def number(text: str) -> float | None:
+    """Return a plain number as benchmarks print it, or None."""
+    return float(text) if re.fullmatch(r"\d{1,18}(?:\.\d{1,18})?", text, re.ASCII) else None
+
+
+def off_ranks(started: int, line: int, listed: int) -> list[str]:
+    """Say whether a command starts another number of ranks than a table lists; 0 if unknown."""
+    if not started or not listed or started == listed:
+        return []
+    return [f"line {line:,} starts {started:,} ranks, and {listed:,} are listed"]
+
+
+def off_rate(size: int, printed: Sequence[str], line: int = 0) -> list[str]:
+    """Say whether a bandwidth is not the size by the time, to the printed digits of both."""
+    values = [number(text) for text in printed]
+    if len(values) < 2 or values[0] is None or values[1] is None:
+        return []
+    time_us, rate_gb_s = values[0], values[1]
+    time_digit, rate_digit = (10.0 ** -len(text.partition(".")[2]) for text in printed)
+    least = size / (time_us + time_digit) * 1e-3 - rate_digit
+    most = size / (time_us - time_digit) * 1e-3 + rate_digit if time_us > time_digit else math.inf
+    if least <= rate_gb_s <= most:
+        return []
+    actual = f"{size / time_us * 1e-3:,.2f} GB/s" if time_us else "no bandwidth"
+    where = f"line {line:,}: " if line else ""
+    return [
+        f"{where}{size:,} bytes in {time_us:,g} us are {actual}, and its algbw is {rate_gb_s:,g}"
+    ]
+
+
+def off_count(row: Row, count: int, ranks: int) -> list[str]:
+    """Say whether a row's elements are neither its bytes nor the part of one rank of them.
+
+    - `ranks`: of all groups; 0 if unknown.
+    """
+    width_bytes = _WIDTHS_BYTES.get(row.dtype)
+    if width_bytes is None:
+        return []
+    elements = row.bytes // width_bytes
+    # The numbers of parts of which each has so many elements. Ranks may be in groups of as many.
+    parts = range(elements // (count + 1) + 1, (elements // count if count else _MOST_RANKS) + 1)
+    if not ranks and parts:
+        return []
+    if any(ranks % each == 0 for each in range(parts.start, min(parts.stop, ranks + 1))):
+        return []
+    return [
+        f"line {row.line:,}: {count:,} elements of {row.dtype} are {count * width_bytes:,} bytes, "
+        f"and its size is {row.bytes:,}"
+    ]
+
+
+def off_average(averages_gb_s: Sequence[float], rows: Sequence[Row]) -> list[str]:
+    """Say whether the printed average of the bus bandwidths is not that of these rows.
+
+    It is of all places that were timed. So of another average a row is missing, or was changed.
+    """
+    outside = [row.bus_gb_s for row in rows]
+    both = outside + [row.in_place_bus_gb_s for row in rows if row.in_place_bus_gb_s is not None]
+    if len(averages_gb_s) != 1:  # without an end, or with the ends of several tests
+        return []
+    told = averages_gb_s[0]
+    if any(abs(mean(of) - told) <= _OF_AVERAGE * told + _LAST_DIGIT for of in (both, outside)):
+        return []
+    return [
+        f"its average bus bandwidth is {told:g} GB/s, and that of its rows {mean(both):g}, so rows "
+        "are missing or changed"
+    ]
+
+
+def row_problems(
+    wrong: int,
+    broken: int,
+    beyond: tuple[int, int],
+    off: Sequence[str],
+    broken_line: int = 0,
+) -> list[str]:
+    """Say which rows and values of a table cannot be trusted or are missing.
+
+    - `beyond`: how many rows are beyond the most that are read, and this most.
+    """
+    problems = []
+    if wrong:
+        were = "value was" if wrong == 1 else "values were"
+        problems.append(f"{wrong:,} {were} wrong, by its own validation")
+    if broken:
+        are = "row is not whole, and is" if broken == 1 else "rows are not whole, and are"
+        where = f", from line {broken_line:,}" if broken_line else ""
+        problems.append(f"{broken:,} {are} left out{where}")
+    if off:
+        more = f" (and {len(off) - 1:,} more)" if len(off) > 1 else ""
+        problems.append(f"{off[0]}{more}")
+    more_rows, most_rows = beyond
+    if more_rows:
+        are = "row is" if more_rows == 1 else "rows are"
+        problems.append(f"{more_rows:,} {are} left out, for it has over {most_rows:,}")
+    return problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

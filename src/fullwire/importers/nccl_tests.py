@@ -51,11 +51,17 @@ from fullwire.importers._tables import (
     Prefixes,
     Row,
     Table,
-    is_off,
     is_size_and_count,
+    number,
+    off_average,
+    off_count,
+    off_ranks,
+    off_rate,
     off_ratio,
     op_told,
+    placement_of,
     ranks_told,
+    row_problems,
     run_of,
     without_tags,
 )
@@ -77,6 +83,8 @@ _RANK = re.compile(
 )
 _PERF = re.compile(r"\b(\w+)_perf\b")
 _BEGINS_TABLE = re.compile(r"#\s+(?:nThread:? |Collective test starting)")  # rccl-tests had a colon
+_OF_PROCESS = re.compile(r"#\s+nThread:? (\d{1,4}) nGpus:? (\d{1,4})\s")
+_AVERAGE = re.compile(r"# Avg bus bandwidth\s+: (\d{1,9}(?:\.\d{1,9})?)\s", re.ASCII)
 _STARTING, _CONCLUDED = "# Collective test starting:", "# Collective test concluded:"
 _MARK = re.compile(  # the beginning of a line of its own, wherever a launcher's words end
     r"#\s{1,3}(?:nThread:? |Collective test |Using devices|Rank +\d|nccl-tests version "
@@ -151,7 +159,7 @@ def read_tables(path: Path, log: Log | None = None) -> list[Table]:
             text = prefixes.without(without_tags(_OF_NCCL.split(whole, maxsplit=1)[0]), _MARK)
             if _BEGINS_TABLE.search(text) and reading.has_rows:
                 tables += reading.tables(path)
-                reading = _Reading(op=reading.mentioned)
+                reading = _Reading(reading.mentioned, reading.next_started)
             reading.take(text, number)
     tables += reading.tables(path)
     if not tables:
@@ -162,12 +170,16 @@ def read_tables(path: Path, log: Log | None = None) -> list[Table]:
 class _Reading:
     """One table while its lines are read."""
 
-    def __init__(self, op: str = "") -> None:
+    def __init__(self, op: str = "", started: tuple[int, int] = (0, 0)) -> None:
+        self.next_started = (0, 0)  # as `_started`, by a command after the table's end
+        self._started = started  # the processes that the command starts, and its line; 0 if unknown
+        self._of_process = 1  # ranks of each process: its threads, by the devices of each
         self.mentioned = ""  # the operation named after the table's end, which is the next table's
         self._op, self._has_end = op, False
         self._broken, self._broken_line = 0, 0  # rows that are not whole, and the line of the first
         self._beyond = 0  # rows beyond the most
-        self._off = list[Row]()  # rows whose bandwidth is not their size by their time
+        self._off = list[str]()  # values of rows that contradict each other, in words
+        self._averages_gb_s = list[float]()  # as printed: one, or one of each test in the file
         self._has_marks = False  # has lines that begin with #; the last such line is the average
         self._wrong = 0  # wrong values that the test's validation found
         self._tells_wrong, self._wrong_in_rows = False, 0.0  # some versions count them in each row
@@ -189,6 +201,13 @@ class _Reading:
             self._op = op if _STARTING in text else self._op or op
             if self._has_end and _CONCLUDED not in text:
                 self.mentioned = op
+            launched = placement_of(text[: perf.start()])
+            if launched is not None and self._has_end:
+                self.next_started = launched.ranks, line
+            elif launched is not None:
+                self._started = launched.ranks, line
+        if (of_process := _OF_PROCESS.match(text)) is not None:
+            self._of_process = int(of_process[1]) * int(of_process[2])
         if text.startswith("#") or _columns(text):
             self._columns = _columns(text) or self._columns
             self._has_marks |= text.startswith("#")
@@ -198,6 +217,8 @@ class _Reading:
                 self._devices[int(rank[1])] = rank[4].strip()
                 self._rank_line = line
                 self._groups[int(rank[1])] = int(rank[2] or 0), rank[3]
+            if (average := _AVERAGE.match(text)) is not None:
+                self._averages_gb_s.append(float(average[1]))
             self._has_end = self._has_end or "Avg bus bandwidth" in text
             if (wrong := _WRONG.match(text)) is not None:
                 self._wrong = int(wrong[1])
@@ -220,7 +241,7 @@ class _Reading:
         elif (
             self._row
             and len(self._row) < len(self._columns) + 8
-            and all(word == "N/A" or _number(word) is not None for word in words)
+            and all(word == "N/A" or number(word) is not None for word in words)
         ):
             self._row += words
         elif self._columns and (self._is_like_a_row(words) or is_size_and_count(words)):
@@ -229,7 +250,7 @@ class _Reading:
     def _is_like_a_row(self, words: list[str]) -> bool:
         """Say whether a line that is no row was one: most of as many words are numbers."""
         length = len(self._row) or len(self._columns) + 8  # as long as the row before
-        numbers = sum(_number(word) is not None for word in words)
+        numbers = sum(number(word) is not None for word in words)
         is_as_long = length - 1 <= len(words) <= length + 1  # a space may join or part two
         return is_as_long and len(words) < 2 * numbers < 2 * len(words)
 
@@ -244,10 +265,11 @@ class _Reading:
             self._rows.append(row)
             self._widths.append(len(self._row))
             first = 3 + _has_redop(self._row, self._columns) + ("root" in self._columns)
-            if is_off(row.bytes, *self._row[first : first + 2]):
-                self._off.append(row)
+            for place in (first, first + 4):  # out of place, and in place
+                self._off += off_rate(row.bytes, self._row[place : place + 2], row.line)
+            self._off += off_count(row, int(self._row[1]), len(self._groups))
             if self._tells_wrong:
-                counted = map(_number, self._row[first + 3 : first + 8 : 4])
+                counted = map(number, self._row[first + 3 : first + 8 : 4])
                 self._wrong_in_rows += sum(filter(None, counted))
         else:
             self._beyond += 1
@@ -274,19 +296,23 @@ class _Reading:
             if is_told:
                 op = op_told(widest, listed, self._reduces, self._has_root)
             told = ranks_told(op, widest)
-            problems = _problems(
+            problems = row_problems(
                 max(self._wrong, int(self._wrong_in_rows)),
                 self._broken,
-                self._beyond,
+                (self._beyond, _MOST_ROWS),
                 self._off,
                 self._broken_line,
             )
             problems += off_ratio(op, self._rows, listed)
+            started, command_line = self._started
+            problems += off_ranks(started * self._of_process, command_line, len(self._groups))
             if self._groups and len(self._groups) <= (last := max(self._groups)):
                 problems.append(f"{len(self._groups):,} ranks are listed, the last is rank {last}")
             if self._has_marks and not self._has_end:
                 problems.append("it ends before its average, so sizes may be missing")
             is_damaged = bool(problems)
+            # The rows that are left are good: their reader may have taken others away.
+            problems = problems or off_average(self._averages_gb_s, self._rows)
             if is_told and op:
                 problems.append(f"its operation is not named: by its bandwidths {op}")
             problems += split
@@ -337,7 +363,7 @@ def _columns_of(words: list[str]) -> list[str]:
         columns.append("redop")
     numbers = words[len(columns) :]
     is_whole = len(numbers) in (4, 5, 8, 9) and all(
-        word in ("N/A", "-1") or _number(word) is not None for word in numbers
+        word in ("N/A", "-1") or number(word) is not None for word in numbers
     )
     return [*columns, "root"][: len(columns) + len(numbers) % 2] if is_whole else []
 
@@ -355,20 +381,21 @@ def _separated(path: Path, content: bytes) -> list[Table]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, csv.Error) as error:
         raise DamagedInput(path, f"expected the results of rccl-tests: {error}") from None
     tables: dict[tuple[str, int], dict[tuple[str, str, str, str], Row]] = {}
-    broken, wrong, off = 0, 0.0, list[Row]()
+    broken, wrong, off = 0, 0.0, list[str]()
     for line, entry in given[:_MOST_ROWS]:
         told = {key.lower().strip(): str(value).strip(' "') for key, value in entry.items()}
         op = _op(told.get("collective", told.get("name", path.stem)))
-        counts = [_number(told.get(name, "1")) for name in ("ranks", "gpusperrank", "gpus")]
+        counts = [number(told.get(name, "1")) for name in ("ranks", "gpusperrank", "gpus")]
         time_us, algorithm, bus, size = (
-            _number(told.get(name, "")) for name in ("time", "algbw", "busbw", "size")
+            number(told.get(name, "")) for name in ("time", "algbw", "busbw", "size")
         )
         ranks = math.prod(count or 0 for count in counts)
         is_usable = None not in (time_us, algorithm, bus, size) and 0 < ranks <= _MOST_RANKS
         if not is_usable or not 0 < (time_us or 0) <= _LONGEST_US or (size or 0) > _MOST_BYTES:
             broken += 1
             continue
-        wrong += _number(told.get("#wrong", told.get("wrong", ""))) or 0
+        wrong += number(told.get("#wrong", told.get("wrong", ""))) or 0
+        off += off_rate(int(size or 0), [told["time"], told["algbw"]], line)
         dtype = told.get("type", "")[:40]
         rows = tables.setdefault((op, int(ranks)), {})
         key = (told.get("numcycle", ""), told.get("size", ""), dtype, told.get("redop", ""))
@@ -383,9 +410,7 @@ def _separated(path: Path, content: bytes) -> list[Table]:
                 bus_gb_s=bus or 0.0,
                 line=line,
             )
-            if is_off(int(size or 0), told["time"], told["algbw"]):
-                off.append(rows[key])
-    problems = _problems(int(wrong), broken, len(given) - len(given[:_MOST_ROWS]), off)
+    problems = row_problems(int(wrong), broken, (len(given[_MOST_ROWS:]), _MOST_ROWS), off)
     for (op, ranks), rows in tables.items():
         problems += off_ratio(op, [*rows.values()], ranks)
     found = [
@@ -443,7 +468,7 @@ def _reported(path: Path, content: bytes) -> list[Table]:
         report = msgspec.json.decode(_INFINITE.sub(b":null", content), type=_Report)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedInput(path, f"expected the JSON of nccl-tests: {error}") from None
-    rows, broken, wrong, off = list[Row](), 0, 0.0, list[Row]()
+    rows, broken, wrong, off = list[Row](), 0, 0.0, list[str]()
     for result in report.results[:_MOST_ROWS]:
         outside, inside = result.out_of_place or _Place(), result.in_place or _Place()
         time_us = outside.time or outside.cpu_time or 0.0
@@ -471,14 +496,14 @@ def _reported(path: Path, content: bytes) -> list[Table]:
                 in_place_bus_gb_s=rates[2],
             )
         )
-        if is_off(result.size, str(time_us), str(rates[0])):
-            off.append(rows[-1])
+        off += off_rate(result.size, [str(time_us), str(rates[0])])
+        off += off_rate(result.size, [str(rows[-1].in_place_us), str(inside.alg_bw)])
     if not rows:
         raise DamagedInput(path, "expected the JSON of nccl-tests, and no whole row is in it")
     op = _op(Path((report.args or [""])[0] or path.stem).name)
     devices, widest = report.config.devices, max(rows, key=lambda row: row.bus_gb_s)
-    beyond = len(report.results) - len(report.results[:_MOST_ROWS])
-    problems = _problems(int(wrong), broken, beyond, off)
+    beyond = len(report.results[_MOST_ROWS:])
+    problems = row_problems(int(wrong), broken, (beyond, _MOST_ROWS), off)
     if not report.end_time:
         problems.append("it ends before its average, so sizes may be missing")
     listed, hosts, split = _one_group(path, [(each.group, each.hostname or "") for each in devices])
@@ -521,37 +546,6 @@ def _one_group(path: Path, places: Sequence[tuple[int, str]]) -> tuple[int, list
     return ranks, on_hosts, [f"{split} (NCCL_TESTS_SPLIT), and is read as one of them"]
 
 
-def _problems(
-    wrong: int, broken: int, beyond: int, off: Sequence[Row], broken_line: int = 0
-) -> list[str]:
-    """Say which rows and values of a table cannot be trusted or are missing."""
-    problems = []
-    if wrong:
-        were = "value was" if wrong == 1 else "values were"
-        problems.append(f"{wrong:,} {were} wrong, by its own validation")
-    if broken:
-        are = "row is not whole, and is" if broken == 1 else "rows are not whole, and are"
-        where = f", from line {broken_line:,}" if broken_line else ""
-        problems.append(f"{broken:,} {are} left out{where}")
-    if off:
-        row = off[0]
-        where = f"line {row.line:,}: " if row.line else ""
-        more = f" (and {len(off) - 1:,} more)" if len(off) > 1 else ""
-        problems.append(
-            f"{where}{row.bytes:,} bytes in {row.time_us:,g} us are "
-            f"{row.bytes / row.time_us * 1e-3:,.2f} GB/s, and its algbw is "
-            f"{row.algorithm_gb_s:,g}{more}"
-        )
-    if beyond:
-        are = "row is" if beyond == 1 else "rows are"
-        problems.append(f"{beyond:,} {are} left out, for it has over {_MOST_ROWS:,}")
-    return problems
-
-
-def _number(text: str) -> float | None:
-    return float(text) if re.fullmatch(r"\d{1,18}(?:\.\d{1,18})?", text, re.ASCII) else None
-
-
 def _has_redop(words: list[str], columns: list[str]) -> bool:
     """Say whether a row names its reduction; some versions leave it empty if there is none."""
     return "redop" in columns and words[3:4] != [] and words[3][:1].isalpha()
@@ -561,7 +555,7 @@ def _row_of(words: list[str], columns: list[str], line: int) -> Row | None:
     """Return the row of these words, or None if it is not whole."""
     size, dtype = int(words[0]), words[2][:40]
     first = 3 + _has_redop(words, columns) + ("root" in columns)
-    numbers = [_number(word) for word in words[first : first + 7]]
+    numbers = [number(word) for word in words[first : first + 7]]
     if len(numbers) < 3 or None in numbers[:3] or size > _MOST_BYTES:
         return None
     in_place = zip(numbers[4:], words[first + 4 : first + 7], strict=True)

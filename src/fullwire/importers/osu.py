@@ -14,7 +14,6 @@ pairs, are one-sided or do not block.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,15 @@ from fullwire.collectives.cost import bus_factor
 from fullwire.errors import DamagedInput
 from fullwire.files import lines_of, name_of
 from fullwire.importers._format import LIKELY, NEAR_BYTES, Format, Likeness, near_miss
-from fullwire.importers._tables import Prefixes, Row, Table, run_of, without_tags
+from fullwire.importers._tables import (
+    Placement,
+    Prefixes,
+    Row,
+    Table,
+    placement_of,
+    run_of,
+    without_tags,
+)
 from fullwire.run.run import Run
 
 _LONGEST_LINE = 64 * 1024
@@ -32,7 +39,6 @@ _MOST_LINES = 20_000_000
 _MOST_ROWS = 10_000  # rows of a table
 _MOST_TABLES = 1_000
 _MOST_BYTES = 2**50
-_MOST_RANKS = 100_000
 _LONGEST_US = 3.6e9
 _MARK = re.compile(r"# (?:OSU|OMB Python) ")
 _TITLE = re.compile(
@@ -40,9 +46,6 @@ _TITLE = re.compile(
 )
 _BEGINS = re.compile(rb"# (?:OSU|OMB Python) (?:MPI|NCCL|RCCL|XCCL)[-_ ]")
 _NO_TITLE = re.compile(rb"# Size {2,20}(?:Avg )?(?:Latency|Bandwidth) ?\(")
-_RANKS = re.compile(r"\s--?(?:np|n|ntasks)[ =]?(\d{1,7})\s")
-_NODES = re.compile(r"\s-(?:N|-nodes)[ =]?(\d{1,6})\s")  # of srun, with the ranks of each
-_OF_A_NODE = re.compile(r"\s--(?:ntasks-per-node|npernode)[ =]?(\d{1,6})\s")
 _ROW = re.compile(r"\s*(\d{1,16})\s+(\d{1,18}(?:\.\d{1,6})?)(?:\s+\S+){0,8}\s*$", re.ASCII)
 _ALONE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,6})?)(?:\s+\S+){0,3}\s*$", re.ASCII)
 _WITHOUT_SIZE = re.compile(r"(?:\S*\d\S*\s+)?\d{1,18}\.\d{1,6}", re.ASCII)
@@ -82,7 +85,7 @@ class _Reading:
 
     library: str
     op: str
-    ranks: int  # 0 if unknown
+    placed: Placement  # of 0 ranks if unknown
     is_bandwidth: bool
     command_line: int  # the line that tells the ranks; 0 if none does
     dtype: str = ""
@@ -108,12 +111,19 @@ class _Reading:
         number = row[row.lastindex or 1]
         size, value = 0 if self.op == "barrier" else int(row[1]), float(number)
         time_us = (size / value if value else 0.0) if self.is_bandwidth else value
-        if not self._is_next(size) or (self.is_bandwidth and not value):
-            return  # of the output after the table, or too slow for its decimals
+        if self.is_bandwidth and not value:
+            return  # too slow for its decimals
+        decimals = len(number.partition(".")[2])
+        if not self._is_next(size):
+            # The benchmarks print sizes in ascending order. So this row is at a wrong place if it
+            # looks like the others, and else it is of the output after the table.
+            looks_alike = (decimals, len(text.split())) == (self.decimals, self.words)
+            if looks_alike and self.op != "barrier":
+                self.damaged.append(line)
+            return
         if not 0 < time_us <= _LONGEST_US or size > _MOST_BYTES:
             self.damaged.append(line)
             return
-        decimals = len(number.partition(".")[2])
         if self.decimals is None:
             self.decimals, self.words = decimals, len(text.split())
         if decimals == self.decimals:
@@ -145,10 +155,10 @@ class _Reading:
         damage = [f"line {line:,} is not whole, and is left out" for line in self.damaged[:1]]
         if len(self.damaged) > 1:
             damage[0] += f" (and {len(self.damaged) - 1:,} more)"
-        workers = 2 if self.op == "sendrecv" else self.ranks or 1
-        unsure = (
-            [] if self.ranks or workers == 2 else ["its number of ranks is not told: taken for one"]
-        )
+        told = self.placed.ranks
+        workers = 2 if self.op == "sendrecv" else told or 1
+        is_told = told or workers == 2
+        unsure = [] if is_told else ["its number of ranks is not told: taken for one"]
         parts = workers if self.op in _BY_PART else 1
         factor = bus_factor(self.op, workers)
         return Table(
@@ -171,6 +181,8 @@ class _Reading:
             ),
             tool="osu",
             backend=self.library.lower(),
+            nodes=self.placed.nodes,
+            fullest=self.placed.fullest,
             is_damaged=bool(damage),
             line=self.command_line,
         )
@@ -180,23 +192,18 @@ def read_tables(path: Path) -> list[Table]:
     """Read the tables that one or more of the benchmarks printed into a file."""
     readings: list[_Reading] = []
     left_out: dict[str, None] = {}
-    ranks, command_line, is_inside, prefixes = 0, 0, False, Prefixes()
+    placed, command_line, is_inside, prefixes = Placement(ranks=0), 0, False, Prefixes()
     lines = lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE)
     for number, line in enumerate(lines, 1):
         text = prefixes.without(without_tags(line.decode(errors="replace")), _MARK).strip()
-        if "osu_" in text:
-            told = [_RANKS.search(f"{text} ")]
-            told = told if all(told) else [_NODES.search(f"{text} "), _OF_A_NODE.search(f"{text} ")]
-            if all(told):
-                said = math.prod(int(count[1]) for count in told if count)
-                ranks = said if 0 < said <= _MOST_RANKS else 0
-                command_line = number
+        if "osu_" in text and (told := placement_of(text)) is not None:
+            placed, command_line = told, number
         if (title := _TITLE.match(text)) is not None:
             what = title[2].lower().removesuffix(" latency")
             op = "sendrecv" if what in ("latency", "bandwidth") else _OPS.get(what, "")
             is_inside = op != "" and len(readings) < _MOST_TABLES
             if is_inside:
-                readings.append(_Reading(title[1], op, ranks, what == "bandwidth", command_line))
+                readings.append(_Reading(title[1], op, placed, what == "bandwidth", command_line))
             else:
                 left_out[title[2].encode(errors="backslashreplace").decode()] = None
         elif is_inside:

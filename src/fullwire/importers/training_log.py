@@ -79,7 +79,7 @@ def looks_like(beginning: bytes) -> Likeness:
 
 
 def read_training_log(path: Path, pattern: str | None) -> Run:
-    """Read the steps in a log as a run of one rank, with the facts of NCCL's lines in it."""
+    """Read the steps of a log as rank 0 of an unknown number, with the facts of NCCL in it."""
     known = _KNOWN if pattern is None else (_asked_for(pattern),)
     steps: list[tuple[int, float, float]] = []  # number or -1, seconds, seconds of input wait
     metrics: list[tuple[int, str, float]] = []  # place among the steps, name, value
@@ -131,9 +131,8 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
     run = Run(
         provenance=Provenance(origin="imported", source=name_of(path)),
         facts=Facts(
-            workers=1,
             remarks="a log tells how long steps took, and nothing else. It does not tell the "
-            "number of ranks, which is taken for one",
+            "number of ranks",
         ),
         gaps=gaps_of(
             [f"{name_of(path)}: {odd:,} lines tell no time that can be, and are left out"]

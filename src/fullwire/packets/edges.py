@@ -85,8 +85,8 @@ class Edges:
 def edges_of(run: Run) -> Edges:
     """Number the hosts in order of address, and leave out hosts with too little payload."""
     flows, names = run.flows, host_names(run)
-    sources, source = _numbered(flows.source, names)
-    targets, target = _numbered(flows.destination, names)
+    sources, source = numbered_hosts(flows.source, names)
+    targets, target = numbered_hosts(flows.destination, names)
 
     def place(host: str) -> tuple[int, int, str]:  # names first, then addresses by their number
         address = _address(host)
@@ -148,11 +148,11 @@ def ranks_by_host(run: Run, hosts: tuple[str, ...]) -> Mapping[str, list[int]] |
 def hosts_of(ends: Text, hosts: tuple[str, ...], names: Mapping[str, str]) -> Whole:
     """Return the number of each endpoint's host, or -1 for another."""
     number = {host: place for place, host in enumerate(hosts)}
-    named, place = _numbered(ends, names)
+    named, place = numbered_hosts(ends, names)
     return np.array([number.get(host, -1) for host in named], np.int64)[place]
 
 
-def _numbered(ends: Text, names: Mapping[str, str]) -> tuple[list[str], Whole]:
+def numbered_hosts(ends: Text, names: Mapping[str, str]) -> tuple[list[str], Whole]:
     """Return the hosts of a column, and for each row the number of its host."""
     hosts: dict[str, int] = {}
     known: dict[str, int] = {}

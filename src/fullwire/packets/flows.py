@@ -121,12 +121,7 @@ class Traffic:
 
 def analyse_flows(run: Run, *, model_bytes: float | None = None) -> Traffic:
     """Describe the training in a run's packets; `model_bytes` is its gradients' size, if known."""
-    if not len(run.flows):
-        raise UsageError(
-            "; ".join(
-                ["flows: this holds no TCP, UDP or RoCEv2 packets between hosts", *run.missing[:1]]
-            )
-        )
+    refuse_without_packets(run)
     all_bytes = float(np.sum(run.flows.payload_bytes + 0.0) + np.sum(run.flows.wire_bytes + 0.0))
     if all_bytes > _MOST_BYTES:
         raise DamagedInput(run.place, f"flows: {all_bytes:.3g} bytes cannot be")
@@ -148,6 +143,16 @@ def analyse_flows(run: Run, *, model_bytes: float | None = None) -> Traffic:
             for turn in turns
         ),
     )
+
+
+def refuse_without_packets(run: Run) -> None:
+    """Refuse a run without flows, as a capture of nothing or a recording of other things."""
+    if len(run.flows):
+        return
+    what = "this holds no TCP, UDP or RoCEv2 packets between hosts"
+    if run.provenance.origin == "measured":
+        what = "this run was recorded without packets: record it again with --packets"
+    raise UsageError("; ".join([f"flows: {what}", *run.missing[:1]]))
 
 
 def _at_once(run: Run, model_bytes: float | None) -> Traffic:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.packets.edges import host_names, numbered_hosts
 from fullwire.packets.pattern import Pattern, components, find_pattern
 from fullwire.packets.rhythm import flow_of, rhythm_of
 from fullwire.run.intervals import union
@@ -27,8 +28,7 @@ Reals = NDArray[np.float64]
 _FAINT = 0.02  # of the largest edge of its hosts: a heartbeat joins no two jobs
 _BOTH_WAYS = 0.5  # of the bytes, that flow back between neighbours of a pipeline
 _CELLS = 32  # of a step
-_WIDER = 1.5  # times as much of a step as the replicas use: a pipeline
-_ALONE_WIDE = 0.4  # of a step, where no edge is known to be of replicas
+_WIDE = 0.4  # of a step, where no edge is known to be of replicas
 # Share of what repeats that repeats with the step: where time and bytes both tell it, and one does.
 _BELIEVED, _BELIEVED_ALONE, _AGREE = 0.85, 0.99, 0.03
 _FEW_STEPS = 12  # are not believed: three steps look like one where few wholes were seen
@@ -123,11 +123,11 @@ class _Bursts:
 
 def jobs_of(run: Run) -> tuple[NetworkJob, ...]:
     """Return the jobs in a run's flows, the largest first."""
-    flows = run.flows
-    hosts, ends = np.unique(
-        np.concatenate([flows.source, flows.destination]).astype(str), return_inverse=True
-    )
-    source, target = ends[: len(flows.source)], ends[len(flows.source) :]
+    flows, names = run.flows, host_names(run)
+    ends = np.concatenate([flows.source, flows.destination])
+    named, place = numbered_hosts(ends, names)  # captures give a port with each address
+    hosts, in_order = np.unique(np.array(named, str), return_inverse=True)
+    source, target = np.split(in_order[place], 2)
     size = np.asarray(flows.wire_bytes, float)
     edges, edge_of = np.unique(source * len(hosts) + target, return_inverse=True)
     carried = np.bincount(edge_of, size, len(edges))
@@ -178,7 +178,8 @@ def _job(
     size: Reals,
 ) -> NetworkJob:
     members = np.unique(np.concatenate([source, target]))
-    step_s, confidence = _step(start_s, end_s, size)
+    step = _step(start_s, end_s, size)
+    step_s = None if step is None else step.length_s
     pairs: dict[tuple[int, int], list[int]] = {}
     for place, (one, other) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
         pairs.setdefault((one, other), []).append(place)
@@ -198,10 +199,11 @@ def _job(
         lasted_s = np.maximum(end_s[places] - start_s[places], 1e-9)
         if (lasted_s > 1e-6).all():  # sampled packets have no length
             rates[pair] = float(np.median(size[places] * 8 / lasted_s))
-    one_way = [widths[pair] for pair, both in is_two_way.items() if not both]
-    wide = _WIDER * float(np.median(one_way)) if one_way else _ALONE_WIDE
+    has_one_way = not all(is_two_way.values())
+    # Without a step, bytes were laid over the whole time, and are wide in each job.
     is_pipeline = {
-        pair: both and (widths[pair] > wide or bool(one_way)) for pair, both in is_two_way.items()
+        pair: both and (has_one_way or (step is not None and widths[pair] > _WIDE))
+        for pair, both in is_two_way.items()
     }
 
     def named(wanted: bool) -> tuple[tuple[str, str], ...]:
@@ -209,12 +211,11 @@ def _job(
         return tuple((str(hosts[one]), str(hosts[other])) for one, other in chosen)
 
     slow = min(rates, key=rates.__getitem__) if rates else None
-    length_s = float(end_s.max() - start_s.min())
     return NetworkJob(
         hosts=tuple(str(hosts[member]) for member in members),
         step_s=step_s,
-        confidence=confidence,
-        step_bytes=float(size.sum()) * step_s / length_s if step_s and length_s else None,
+        confidence=0.0 if step is None else step.confidence,
+        step_bytes=None if step is None else step.bytes,
         data_parallel=named(False),
         groups=_groups(
             hosts,
@@ -256,8 +257,17 @@ def _shape_of(sent: Reals) -> Pattern:
     return find_pattern(np.where(sent > 0, median * 2.0**steps, 0.0))
 
 
-def _step(start_s: Reals, end_s: Reals, size: Reals) -> tuple[float | None, float]:
-    """Return the time after which a job's bytes come again, and how much of them does."""
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The step of a job."""
+
+    length_s: float
+    bytes: float
+    confidence: float
+
+
+def _step(start_s: Reals, end_s: Reals, size: Reals) -> _Step | None:
+    """Return the time after which a job's bytes come again, if much of them does."""
     end_s = np.maximum(end_s, start_s + 1e-6)
     rate = size / (end_s - start_s)
     times, place = np.unique(np.concatenate([start_s, end_s]), return_inverse=True)
@@ -271,14 +281,19 @@ def _step(start_s: Reals, end_s: Reals, size: Reals) -> tuple[float | None, floa
     # network changes. So both axes are looked along: so many bytes pass at each moment, too.
     by_time, by_bytes = rhythm_of(carried, times), rhythm_of(times, carried)
     steps = []
+    # Steps alone tell their bytes: a job also starts, loads and ends while packets are seen.
     if by_time is not None:
-        steps.append((by_time.step_bytes, by_time.confidence))
+        step_bytes = float(np.median(np.diff(by_time.starts)))
+        steps.append(_Step(by_time.step_bytes, step_bytes, by_time.confidence))
     if by_bytes is not None:
-        steps.append((float(np.diff(by_bytes.starts).mean()), by_bytes.confidence))
+        length_s = float(np.diff(by_bytes.starts).mean())
+        steps.append(_Step(length_s, by_bytes.step_bytes, by_bytes.confidence))
     few_s = float(times[-1] - times[0]) / _FEW_STEPS
-    believed = [(step_s, sure) for step_s, sure in steps if sure >= _BELIEVED and step_s < few_s]
+    believed = [each for each in steps if each.confidence >= _BELIEVED and each.length_s < few_s]
     if len(believed) == 2:
         first, second = believed
         # Where they differ, one is some steps: a wrong whole is never shorter than the step.
-        return first if abs(first[0] / second[0] - 1) < _AGREE else min(believed)
-    return next((found for found in believed if found[1] >= _BELIEVED_ALONE), (None, 0.0))
+        if abs(first.length_s / second.length_s - 1) < _AGREE:
+            return first
+        return min(believed, key=lambda each: each.length_s)
+    return next((found for found in believed if found.confidence >= _BELIEVED_ALONE), None)

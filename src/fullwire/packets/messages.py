@@ -73,6 +73,11 @@ class SeenCollectives:
         return len(self.op)
 
     @property
+    def part_has_data(self) -> NDArray[np.bool_]:
+        """Say for each part whether data followed its header."""
+        return np.asarray(self.part_bytes > 0, bool)
+
+    @property
     def is_sure(self) -> NDArray[np.bool_]:
         """Whether each collective's bytes are surely its own: read as such, or sent alone."""
         total = np.bincount(self.part, self.part_bytes, len(self))
@@ -94,7 +99,7 @@ class SeenCollectives:
         A collective's bytes are surely its own on a connection of its own, or after the last byte
         of the earlier one there. With `turned`, time runs backwards.
         """
-        rows = np.flatnonzero((self.part_first_ns > 0) & np.isin(self.part, chosen))
+        rows = np.flatnonzero(self.part_has_data & np.isin(self.part, chosen))
         begin_ns, end_ns = self.part_first_ns[rows], self.part_last_ns[rows]
         if turned:
             begin_ns, end_ns = -end_ns, -begin_ns
@@ -126,12 +131,12 @@ def find_collectives(rows: Messages, source: Whole, target: Whole, ranks: int) -
     factors = {name: bus_factor(name, ranks) or 1.0 for name in set(op.tolist())}
     factor = np.array([factors[name] for name in op.tolist()], np.float64)
     never = np.iinfo(np.int64).max
-    first_ns = np.where(rows.first_ns > 0, rows.first_ns, never)
+    first_ns = np.where(rows.has_data, rows.first_ns, never)
     begin_ns, data_ns = np.full(count, never), np.full(count, never)
     np.minimum.at(begin_ns, number, rows.begin_ns)
     np.minimum.at(data_ns, number, first_ns)
-    end_ns = np.zeros(count, np.int64)
-    np.maximum.at(end_ns, number, np.maximum(rows.last_ns, rows.begin_ns))
+    end_ns = np.full(count, -never)
+    np.maximum.at(end_ns, number, _ends_ns(rows))
     order = np.argsort(begin_ns, kind="stable")
     place = np.empty(count, np.int64)
     place[order] = np.arange(count)
@@ -158,15 +163,22 @@ def _numbered(rows: Messages) -> Whole:
     """Number the collectives; a tag that comes again much later is another collective."""
     keys: dict[tuple[str, int], tuple[int, int]] = {}
     numbers, count = [], 0
-    ends = np.maximum(rows.last_ns, rows.begin_ns).tolist()
+    ends = _ends_ns(rows).tolist()
     columns = rows.op.tolist(), rows.sequence.tolist(), rows.begin_ns.tolist(), ends
     for op, sequence, begin_ns, end_ns in zip(*columns, strict=True):
-        known, until_ns = keys.get((op, sequence), (-1, -2 * _AT_ONCE_NS))
-        if begin_ns > until_ns + _AT_ONCE_NS:
-            known, until_ns, count = count, end_ns, count + 1
-        keys[op, sequence] = (known, max(until_ns, end_ns))
-        numbers.append(known)
+        known = keys.get((op, sequence))
+        if known is None or begin_ns > known[1] + _AT_ONCE_NS:
+            known, count = (count, end_ns), count + 1
+        number, until_ns = known
+        keys[op, sequence] = (number, max(until_ns, end_ns))
+        numbers.append(number)
     return np.array(numbers, np.int64)
+
+
+def _ends_ns(rows: Messages) -> Whole:
+    """Return when each row ended; one without data has no time of its last data."""
+    last_ns = np.maximum(rows.last_ns, rows.begin_ns)
+    return np.asarray(np.where(rows.has_data, last_ns, rows.begin_ns), np.int64)
 
 
 def _usual_connection(number: Whole, way: Whole, payload: Real, count: int) -> Real:

@@ -162,11 +162,15 @@ def _cycles(spent: Reals, most: float) -> tuple[float, float]:
     """
     centred = (spent - spent.mean()) * np.hanning(len(spent))
     power = np.abs(np.fft.rfft(centred, _FINER * len(centred))) ** 2
+    if not power.any():
+        return 0.0, 0.0  # the same everywhere: nothing comes again
+    # Where a band holds nothing, what rounding leaves there is no line.
+    least = float(power.max()) * np.finfo(float).eps ** 2
     usual = np.full(len(power), np.inf)  # of noise, which has another strength at each height
     low = int(_FINER * FEWEST_STEPS * 0.75)
     while low < len(power):
         high = min(int(low * 1.6) + 64, len(power))
-        usual[low:high] = np.median(power[low:high]) / np.log(2)
+        usual[low:high] = max(np.median(power[low:high]) / np.log(2), least)
         low = high
     return _of_lines(power, usual, most) or _of_comb(power / usual, most)
 

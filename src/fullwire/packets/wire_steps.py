@@ -69,15 +69,15 @@ def _collectives(seen: SeenCollectives, found: Iterations, ranks: Whole) -> Coll
     cell = seen.part * hosts
     never = np.iinfo(np.int64).max
     issue_ns, first_ns = np.full(count * hosts, never), np.full(count * hosts, never)
-    end_ns = np.zeros(count * hosts, np.int64)
-    has_data = seen.part_first_ns > 0
+    end_ns = np.full(count * hosts, -never)
+    has_data = seen.part_has_data
     np.minimum.at(issue_ns, cell + seen.source, seen.part_begin_ns)
     for end in (seen.source, seen.target):
         np.minimum.at(first_ns, (cell + end)[has_data], seen.part_first_ns[has_data])
         np.maximum.at(end_ns, (cell + end)[has_data], seen.part_last_ns[has_data])
     step = np.searchsorted(found.begins_ns, seen.first_ns, "right") - 1
     inside = (step >= 0) & (step < len(found.begins_ns) - 1)
-    chosen = np.flatnonzero((end_ns > 0) & np.repeat(inside, hosts))
+    chosen = np.flatnonzero((end_ns > -never) & np.repeat(inside, hosts))
     of = chosen // hosts
     begin_ns = np.minimum(issue_ns[chosen], first_ns[chosen])
     return Collectives(

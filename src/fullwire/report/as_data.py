@@ -485,6 +485,7 @@ def cluster_fit_object(fit: ClusterFit) -> dict[str, Any]:
         "residuals": [{**asdict(residual), "error": residual.error} for residual in fit.residuals],
         "choices": [asdict(choice) for choice in fit.choices],
         "unused": list(fit.unused),
+        "doubts": list(fit.doubts),
     }
 
 

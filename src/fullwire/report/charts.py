@@ -339,24 +339,64 @@ def save(chart: alt.Chart, path: Path) -> None:
             # A name such as "</script>" would end the script early, so every "<" is escaped.
             drawing = json.dumps(chart.to_dict()).replace("<", "\\u003c")
             code = vl_convert.javascript_bundle(_EXPORT)
-            beside.write_text(_PAGE.format(code=code, drawing=drawing), encoding="utf-8")
+            page = _PAGE.format(code=code, drawing=drawing, fitting=_FITTING)
+            beside.write_text(page, encoding="utf-8")
         else:
             chart.save(str(beside), format=ending[1:], **({"ppi": 180} if ending == ".png" else {}))
 
 
 _EXPORT = "window.vegaEmbed = vegaEmbed;"
+# A chart that is wider than its window is drawn anew for it: its views one below the other, its
+# legends below them. What is still too wide, as a row of panels, is made smaller as a whole.
+_FITTING = r"""const place = document.getElementById("chart");
+const how = { mode: "vega-lite", actions: false, renderer: "svg" };
+const show = (drawn) => vegaEmbed(place, drawn, how);
+const isWide = () => place.querySelector("svg").width.baseVal.value > place.clientWidth;
+function eachView(view, change) {
+  if (view.hconcat) { view.vconcat = view.hconcat; delete view.hconcat; }
+  change(view);
+  const inner = view.vconcat ?? view.layer ?? (view.spec ? [view.spec] : []);
+  for (const part of inner) eachView(part, change);
+}
+function narrow() {
+  const drawn = structuredClone(drawing), axes = 140, least = 160, letter = 7;
+  eachView(drawn, (view) => {
+    // A diagram, which has no axes, places its words by its width.
+    if (typeof view.width === "number" && !JSON.stringify(view).includes('"axis":null'))
+      view.width = Math.min(view.width, Math.max(place.clientWidth - axes, least));
+  });
+  Object.assign(drawn.config.legend, { orient: "bottom", columns: 1 });
+  const letters = Math.max(Math.floor((place.clientWidth - 40) / letter), 20);
+  const line = new RegExp(`.{1,${letters}}(\\s|$)`, "g");
+  const lines = (said) => [said ?? []].flat().flatMap((each) => each.match(line) ?? [each]);
+  const { text, subtitle } = drawn.title;
+  Object.assign(drawn.title, { text: lines(text), subtitle: lines(subtitle) });
+  return drawn;
+}
+async function fit() {
+  await show(drawing);
+  if (isWide()) await show(narrow());
+}
+let fittedTo = 0;
+new ResizeObserver(() => {
+  if (place.clientWidth === fittedTo) return;
+  fittedTo = place.clientWidth;
+  fit();
+}).observe(place);"""
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Fullwire</title>
+<style>#chart {{ width: 100%; }} #chart svg {{ max-width: 100%; height: auto; }}</style>
 </head>
 <body>
 <div id="chart"></div>
 <script type="module">
 {code}
-vegaEmbed("#chart", {drawing}, {{mode: "vega-lite", actions: false}});
+const drawing = {drawing};
+{fitting}
 </script>
 </body>
 </html>

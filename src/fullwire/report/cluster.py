@@ -270,6 +270,8 @@ def print_cluster_fit(fit: ClusterFit) -> None:
     say("")
     for reason in fit.unused:
         say_flush(f"left out: {reason}")
+    for doubt in fit.doubts:
+        say_flush(doubt)
     say_flush(_CARRIED_OVER)
     assert fit.cluster.measured is not None
     if fit.cluster.measured.other is not None:

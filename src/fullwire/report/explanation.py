@@ -26,6 +26,7 @@ from fullwire.report.terminal import (
     columns,
     draw,
     left_out,
+    mean_of,
     print_notes,
     print_table,
     say,
@@ -280,19 +281,20 @@ def _print_account(result: Explanation, *, most: int) -> None:
     widest = max(len(name) for name, *_ in rows)
     room = min(columns(), _WIDEST) - widest - len("    1.234 ms 100.0%   ◀")
     ends = [round(room * end_s / step_s) for end_s in accumulate(time_s for _, time_s, _ in rows)]
-    say(f"  step {show_time(step_s)}{_of_which_steps(result)}")
+    of_which = of_which_steps(result)
+    say(f"  step {show_time(step_s)}{f' ({of_which})' if of_which else ''}")
     for (name, time_s, is_blamed), (start, end) in zip(rows, pairwise([0, *ends]), strict=True):
         bar = f"{'·' * start}{'█' * (end - start)}{'·' * (room - end)} {'◀' if is_blamed else ''}"
         draw(f"  {name:<{widest}} {show_time(time_s):>9} {time_s / step_s:6.1%}  {bar}".rstrip())
 
 
-def _of_which_steps(result: Explanation) -> str:
-    """Return the definition of a step's time, in brackets, where there are several steps."""
+def of_which_steps(result: Explanation) -> str:
+    """Return the definition of a step's time, where there are several steps; else nothing."""
     usual, kept = int(result.detail.is_typical.sum()), int(result.detail.is_kept.sum())
     if kept < 2:
         return ""
     steps = result.detail.steps
-    told = f"mean of {'the middle half' if usual < kept else 'all'} of "
+    told = f"{mean_of(usual, kept)} of "
     if (every := result.detail.kinds.every) > 1:
         told += f"{len(result.detail.kinds.rounds):,} rounds of {every} steps"
     else:
@@ -303,7 +305,7 @@ def _of_which_steps(result: Explanation) -> str:
     if result.is_of_all_steps:
         mean_s = result.detail.over_all().step_s
         told += f"; the verdict is of all of them, {show_time(mean_s)} in the mean"
-    return f" ({told})"
+    return told
 
 
 def _print_ranks(result: Explanation) -> None:

@@ -15,11 +15,13 @@ from fullwire.findings.goodput import (
     ExpectedLosses,
     Loss,
     SameTraining,
+    TrainingNeverEnds,
     TrainingTakes,
 )
 from fullwire.findings.notes import RunIsPartial
 from fullwire.findings.plans import (
     AnotherChoice,
+    BelowOneLeaf,
     BestCluster,
     BestFits,
     BestStep,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 GIB = 2**30
 NOT_TOLD_BYTES = 2**50  # stands for the memory of a device that nobody tells
 _MOST_MARKS = 4000
+_LEAST_GOODPUT = 0.001  # below it, the time until the end of a training is too long to mean much
 _LOSSES = {
     "start_s": "start",
     "checkpoint_s": "checkpoints",
@@ -302,6 +305,9 @@ def _print_networks(result: PlanAnswer) -> None:
     if result.lasting is not None:
         same = SameTraining(hours=result.lasting.work_s / 3600, cluster=result.cluster)
         say(sentence(same))
+    if len({there.oversubscription for there in result.networks}) > 1:
+        for cluster in {one.cluster: None for one in result.networks if one.is_below_one_leaf}:
+            say(sentence(BelowOneLeaf(cluster=cluster)))
     reasons = {(one.cluster, one.does_not_fit): None for one in result.networks if not one.plan}
     for cluster, reason in reasons:
         say(f"{cluster} does not fit: {reason}.")
@@ -310,6 +316,7 @@ def _print_networks(result: PlanAnswer) -> None:
 def _row_of_network(there: OnNetwork) -> dict[str, str]:
     """Return all cells of a network by their headings."""
     one, lasting = there.plan, there.lasting
+    ending = lasting if lasting and _may_end(lasting.wall_s, lasting) else None
     return {
         "cluster": there.cluster,
         "devices": f"{one.devices:,}" if one else "-",
@@ -318,8 +325,8 @@ def _row_of_network(there: OnNetwork) -> dict[str, str]:
         "step (90 %)": _time(one) if one else "-",
         "tokens/s a device": f"{one.tokens_per_s_per_device:,.0f}" if one else "-",
         "device-hours": show_number(one.device_hours) if one else "-",
-        "same training": show_duration(lasting.wall_s) if lasting else "-",
-        "cost": _cost(lasting) if lasting else "-",
+        "same training": show_duration(ending.wall_s) if ending else "-",
+        "cost": _cost(ending) if ending else "-",
         "best plan there": _degrees(one) if one else "does not fit",
     }
 
@@ -371,9 +378,22 @@ def _cost(found: Lasting) -> str:
     return f"{found.cost:{',.0f' if found.cost >= 100 else ',.2f'}} {found.currency or ''}".strip()
 
 
+def _may_end(wall_s: float, found: Lasting) -> bool:
+    """Return whether a training gets on so well that the time until its end says something."""
+    return wall_s * _LEAST_GOODPUT < found.work_s
+
+
 def _print_lasting(result: PlanAnswer) -> None:
     found = result.lasting
     if found is None:
+        return
+    hours, cluster = found.work_s / 3600, result.cluster if result.other_clusters else ""
+    if not _may_end(found.wall_s, found):
+        between_s = found.wall_s / found.interruptions
+        never = TrainingNeverEnds(
+            hours=hours, cluster=cluster, between_s=between_s, least=_LEAST_GOODPUT
+        )
+        say(sentence(never))
         return
     losses = [
         Loss(reason=_LOSSES[name], lost_s=lost_s)
@@ -382,14 +402,15 @@ def _print_lasting(result: PlanAnswer) -> None:
     ]
     told = (
         TrainingTakes(
-            hours=found.work_s / 3600,
+            hours=hours,
             wall_s=found.wall_s,
             low_s=found.wall_interval.low_s,
             high_s=found.wall_interval.high_s,
             goodput=found.goodput,
             goodput_low=found.goodput_low,
             goodput_high=found.goodput_high,
-            cluster=result.cluster if result.other_clusters else "",
+            may_end=_may_end(found.wall_interval.high_s, found),
+            cluster=cluster,
         ),
         ExpectedLosses(losses=tuple(losses), interruptions=found.interruptions),
         BestCheckpoints(
@@ -473,7 +494,7 @@ def _points(result: PlanAnswer) -> Iterator[dict[str, Any]]:
 def _by_bandwidth(result: PlanAnswer) -> Any:
     import altair as alt
 
-    points = [
+    points: list[dict[str, Any]] = [
         {
             "rate": there.bandwidth_bps / 1e9,
             "step": there.plan.step_s,
@@ -493,5 +514,17 @@ def _by_bandwidth(result: PlanAnswer) -> Any:
         y=alt.Y("step:Q", title="step (s)", scale=alt.Scale(zero=False))
     )
     band = chart.mark_area(opacity=0.12).encode(y="low:Q", y2="high:Q")
-    words = chart.mark_text(dy=-12, fontSize=11).encode(y="step:Q", text="plan:N")
-    return (band + line + words).properties(width=620, height=320)
+    # At the ends of the axis a word begins or ends at its point, so that none lies over the axis.
+    first, last = (end(point["rate"] for point in points) for end in (min, max))
+    sides = (
+        ("left", 6, f"datum.rate == {first}"),
+        ("right", -6, f"datum.rate == {last}"),
+        ("center", 0, f"datum.rate > {first} && datum.rate < {last}"),
+    )
+    words = [
+        chart.transform_filter(where)
+        .mark_text(align=side, dx=dx, dy=-12, fontSize=11)
+        .encode(y="step:Q", text="plan:N")
+        for side, dx, where in sides
+    ]
+    return alt.layer(band, line, *words).properties(width=620, height=320)

@@ -13,7 +13,7 @@ import numpy as np
 from fullwire.findings.audit import audit_of_recording
 from fullwire.findings.between import between_steps
 from fullwire.findings.kinds_of_steps import StepAddsUpPasses, too_few_of_a_kind
-from fullwire.report.terminal import columns, left_out
+from fullwire.report.terminal import columns, left_out, mean_of
 from fullwire.run.run import Hosts, Links, Run
 from fullwire.run.store import read_parts, read_rows, read_run, rows_written
 from fullwire.timeline.contention import probe_steps
@@ -60,9 +60,11 @@ def _summary(path: Path) -> Iterator[str]:
     if summary.step_s is None:
         yield f"fullwire: {ranks}, no steps"
     else:
+        kept = summary.steps - summary.left_out
+        which = mean_of(summary.usual, kept) + (" by duration" if summary.usual < kept else "")
         yield (
             f"fullwire: {ranks}, {summary.steps:,} step{'' if summary.steps == 1 else 's'} of "
-            f"{show_time(summary.step_s)} (mean of the middle half by duration"
+            f"{show_time(summary.step_s)} ({which}"
             + (f", of each of {summary.kinds} kinds" if summary.kinds > 1 else "")
             + f"{left_out(summary.left_out)})"
             + (f", and {max(probes)} probe steps" if max(probes) else "")

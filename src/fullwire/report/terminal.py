@@ -437,6 +437,11 @@ def print_notes(notes: Iterable[str]) -> None:
         say(f"note: {note}")
 
 
+def mean_of(usual: int, kept: int) -> str:
+    """Say of which steps a step's time is the mean: of `usual` ones among those that are kept."""
+    return "mean of the middle half" if usual < kept else "mean of all"
+
+
 def left_out(steps: int) -> str:
     """Return how many steps the time of a step leaves out, as the end of its definition."""
     return f", {steps:,} left out as unusual" if steps else ""

@@ -385,6 +385,11 @@ class Messages(Table):
     unread_bytes: Bytes
     messages: Count
 
+    @property
+    def has_data(self) -> NDArray[np.bool_]:
+        """Say for each row whether data followed; a time of it may lie before the run's zero."""
+        return np.asarray((self.payload_bytes > 0) | (self.unread_bytes > 0), bool)
+
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Noise(Table):

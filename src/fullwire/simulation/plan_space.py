@@ -1,8 +1,8 @@
 """All parallel plans of a model on so many devices, as columns.
 
 Tensor parallelism stays within a node, and a microbatch is a power of two. Degrees are those that
-divide heads, experts, the batch and the sequence. Stages have equal layers, but the ends may lack
-up to three (`even_layers`). Parameters are sharded (ZeRO-3) without a pipeline only: each
+divide heads, MLPs, experts, the batch and the sequence. Stages have equal layers, but the ends may
+lack up to three (`even_layers`). Parameters are sharded (ZeRO-3) without a pipeline only: each
 microbatch of a pipeline would gather them anew. For the same reason ZeRO-2 shards gradients without
 a pipeline only.
 
@@ -31,7 +31,10 @@ from fullwire.workloads.layout import (
     even_layers,
     nearest_divisor,
     nearest_multiple,
+    nearest_of,
     sequence_step,
+    tensor_ways,
+    undivided,
 )
 from fullwire.workloads.stage_memory import stage_layers
 
@@ -270,9 +273,15 @@ def _splits(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int,
 
 
 def _tensor(space: Space, fixed: Mapping[str, int | str]) -> list[int]:
-    heads = space.model.heads
-    usual = [ways for ways in divisors(heads) if ways <= space.devices_per_node and ways <= 64]
-    return _with_fixed(usual, fixed, "tp", heads)
+    """List the degrees that divide the model: those that stay within a node, and a fixed one."""
+    ways = tensor_ways(space.model)
+    usual = [way for way in ways if way <= 64 and _is_within_node(space, way)]
+    return [way for way in ways if way in usual or way == fixed.get("tp")]
+
+
+def _is_within_node(space: Space, ways: int) -> bool:
+    """Return whether no group of neighbours reaches from one node into the next."""
+    return space.devices <= space.devices_per_node or space.devices_per_node % ways == 0
 
 
 def _stages(model: Architecture) -> list[int]:
@@ -309,7 +318,6 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
     """Refuse a fixed degree that no plan can have, with the nearest that one can."""
     model = space.model
     known = {
-        "tp": (model.heads, "heads"),
         "ep": (model.moe.experts if model.moe else 1, "experts"),
         "etp": (model.moe.ffn if model.moe else 1, "columns of an expert"),
         "dp": (space.global_batch, "sequences of the global batch"),
@@ -325,10 +333,12 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
             raise UsageError(f"{name}: expected 0 or 1, got {value}")
         if name == "recompute_layers":
             _check_recomputed(model, fixed)
+        if name == "tp" and isinstance(value, int):
+            _check_tensor(space, fixed, value)
         if name in known and isinstance(value, int):
             number, what = known[name]
             if value < 1 or number % value:
-                both = math.gcd(number, space.devices) if name in ("tp", "dp") else number
+                both = math.gcd(number, space.devices) if name == "dp" else number
                 nearest = None if name == "etp" else _nearest(space, fixed, name)
                 raise UsageError(
                     f"{name}: expected a divisor of {number} {what}, got {value}. The nearest is "
@@ -344,6 +354,14 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
             )
     _check_tokens(space, fixed)
     _check_batch(space, fixed)
+
+
+def _check_tensor(space: Space, fixed: Mapping[str, int | str], tp: int) -> None:
+    """Refuse tensor parallelism that does not divide the model."""
+    if what := undivided(space.model, tp):
+        ways = [way for way in tensor_ways(space.model) if space.devices % way == 0]
+        nearest = _nearest(space, fixed, "tp") or nearest_of(ways, tp)
+        raise UsageError(f"tp: expected a divisor of {what}, got {tp}. The nearest is {nearest}")
 
 
 def _check_tokens(space: Space, fixed: Mapping[str, int | str]) -> None:

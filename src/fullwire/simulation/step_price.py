@@ -246,7 +246,7 @@ def layer_pass(job: Job, *, has_experts: bool) -> Pass:
     moved_s = job.moved_s(model.ffn if moe is None else moe.shared_ffn)
     parameters = np.zeros(len(plans))
     for matrix in matrices:
-        parameters = parameters + matrix.parameters / (plans.tp if matrix.split != "none" else 1)
+        parameters = parameters + matrix.parameters_on_rank(plans.tp)
     experts = ep_s = of_experts_s = np.zeros(len(plans))
     if moe is not None:
         experts = moe.experts * model.expert_parameters / (plans.ep * plans.etp)

@@ -9,7 +9,7 @@ import numpy as np
 from fullwire.clusters.cluster import Cluster
 from fullwire.collectives.cost import AddTimes
 from fullwire.collectives.registry import with_formula
-from fullwire.errors import DamagedInput
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.gaps import reasons
 from fullwire.run.placement import (
     UNKNOWN_PLACEMENT,
@@ -43,6 +43,7 @@ def plain_subject(
     """Take a run's typical step as it is, with its ranks at a placement if theirs is unknown."""
     if lost := reasons(run.gaps, _RESTS_ON):
         raise DamagedInput(name, f"nothing is predicted from the rest of it: {lost[0]}")
+    _refuse_without_computing(name, run)
     step, fragments = typical_step(run, sends), run.facts.fragments or 1
     if fragments > 1:  # the sums of a fragment have their messages, and count once
         step = replace(step, others=Others())
@@ -63,6 +64,24 @@ def plain_subject(
         has_parameters=run.provenance.origin != "imported" or run.facts.buckets != "none",
         round_s=_round_s(run),
         recorded_rounds=fragments / local_steps_of(run) if run.facts.local_steps else 0.0,
+    )
+
+
+def _refuse_without_computing(name: str, run: Run) -> None:
+    """Refuse a table of collectives, a log or a capture, by what it is and what would do."""
+    if run.provenance.origin != "imported" or (run.spans.lane == "compute").any():
+        return
+    if len(run.spans):
+        has = "it tells how long its steps took, and nothing of computing"
+        other = ""
+    elif len(run.collectives):
+        has = "it tells times of collectives, and nothing of steps and computing"
+        other = ". The file with the table goes beside a model or a job's run: --transport FILE"
+    else:
+        return
+    raise UsageError(
+        f"{name}: expected a job that computes: {has}. A recording of "
+        f"the job does (fullwire record), or a profiler's trace of it{other}"
     )
 
 

@@ -57,7 +57,8 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
     own_workers = _workers(run)
     sent = _communication(run, table, own_workers, sends)
     others = sent.others
-    tail_ns = table.end_ns - np.maximum(table.computed_ns, sent.bucket_end_ns)
+    # Some traces end a step before its last bucket.
+    tail_ns = np.maximum(table.end_ns - np.maximum(table.computed_ns, sent.bucket_end_ns), 0)
     in_rounds = local_steps_of(run) > 1
     if in_rounds:  # between two sums, no rank waits for another
         table = table.side_by_side()

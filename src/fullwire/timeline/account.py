@@ -41,6 +41,7 @@ from fullwire.run.run import Run, Spans, Whole
 from fullwire.run.usual import regular_steps
 from fullwire.timeline.breakdown import RankBreakdown, rank_breakdown
 from fullwire.timeline.contention import (
+    MOST_SLOWED,
     NOT_TOLD,
     Crowding,
     computed_in,
@@ -56,7 +57,8 @@ SMALL_BYTES = 16 * 1024  # of a collective that shows the cost of a message with
 
 # Without such collectives, larger ones serve whose bytes take a small share of their time. Joining
 # 120 of 32 KiB into 30 took two thirds off a step. A line five times as fast took a tenth off it.
-RATHER_SMALL_BYTES, OF_THEIR_TIME = 64 * 1024, 0.1
+# Where the bytes take more of their time, less of the rest is taken for the cost of messages.
+RATHER_SMALL_BYTES, OF_THEIR_TIME = 64 * 1024, (0.1, 0.2)
 FEWEST_SMALL = 5  # stretches of small collectives, to believe their times of messages
 UNDISTURBED = 0.25  # of them: on busy processors the others take up to ten times as long
 
@@ -128,6 +130,14 @@ class Account:
     def step_s(self) -> float:
         """Return the time of a step: the mean length of the usual steps."""
         return sum(self.parts_s.values())
+
+    @property
+    def untold_crowding_s(self) -> float:
+        """Return the most contention of a device in a step whose kernels do not tell it."""
+        if self.crowding.is_told:
+            return 0.0
+        beside_s = float(self.overlapped_ns[:, self.is_typical].mean()) * 1e-9
+        return (1 - self.crowding.compared) * (1 - 1 / MOST_SLOWED) * beside_s
 
     @property
     def parts_s(self) -> dict[str, float]:
@@ -483,9 +493,10 @@ class Latency:
         if self.source != "small collectives":
             return stated_ns
         length_ns = (periods.end_ns - periods.start_ns).astype(np.float64)
+        messages_ns = _share_of_messages(periods, self.up_to_bytes) * length_ns
         # Between ranks of one host, time beyond it is the turn of others on the processors.
-        is_latency = _has_only_small(periods, self.up_to_bytes) & ~periods.is_in_host
-        return np.where(is_latency, length_ns, stated_ns)
+        is_latency = (messages_ns > 0) & ~periods.is_in_host
+        return np.where(is_latency, np.maximum(messages_ns, stated_ns), stated_ns)
 
 
 def _latency(run: Run, ranks: Sequence[_Told]) -> Latency:
@@ -498,11 +509,12 @@ def _latency(run: Run, ranks: Sequence[_Told]) -> Latency:
         hops: list[Floats] = [np.zeros(0)]
         for told in ranks:
             periods = told.periods
-            chosen = told.is_in_a_step & _has_only_small(periods, up_to_bytes)
+            share = _share_of_messages(periods, up_to_bytes)
+            chosen = told.is_in_a_step & (share > 0)
             length_ns = (periods.end_ns - periods.start_ns)[chosen].astype(np.float64)
-            floor_ns = np.nan_to_num(periods.floor_ns[chosen])
+            rest_ns = np.maximum(length_ns - np.nan_to_num(periods.floor_ns[chosen]), 0)
             hops.append(periods.hops[chosen])
-            message_ns.append(np.maximum(length_ns - floor_ns, 0) / hops[-1])
+            message_ns.append(share[chosen] * rest_ns / hops[-1])
         all_ns, weights = np.concatenate(message_ns), np.concatenate(hops)
         if len(all_ns) >= FEWEST_SMALL:
             order = np.argsort(all_ns)
@@ -515,13 +527,15 @@ def _latency(run: Run, ranks: Sequence[_Told]) -> Latency:
     return Latency(0.0, "none")
 
 
-def _has_only_small(periods: Periods, up_to_bytes: int) -> NDArray[np.bool_]:
-    is_small = periods.largest_bytes <= SMALL_BYTES
+def _share_of_messages(periods: Periods, up_to_bytes: int) -> Floats:
+    """Return the share of each stretch's time beyond its bytes that is the cost of messages."""
+    share = (periods.largest_bytes <= SMALL_BYTES).astype(np.float64)
     if up_to_bytes > SMALL_BYTES:
         length_ns = (periods.end_ns - periods.start_ns).astype(np.float64)
-        is_nothing = np.nan_to_num(periods.floor_ns, nan=np.inf) <= OF_THEIR_TIME * length_ns
-        is_small |= (periods.largest_bytes <= up_to_bytes) & is_nothing
-    return np.asarray(is_small & (periods.hops > 0))
+        of_bytes = np.nan_to_num(periods.floor_ns, nan=np.inf) / np.maximum(length_ns, 1.0)
+        rather_small = np.interp(of_bytes, OF_THEIR_TIME, (1.0, 0.0))
+        share = np.maximum(share, np.where(periods.largest_bytes <= up_to_bytes, rather_small, 0.0))
+    return np.where(periods.hops > 0, share, 0.0)
 
 
 def _by_step(told: _Told, steps: Whole, latency: Latency, in_host: Part) -> Whole:

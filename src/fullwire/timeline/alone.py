@@ -56,9 +56,9 @@ def _alone(run: Run, usual: Account) -> Alone:
         crowding.is_told or sums_on_processors(run)
     ):
         # Kernels that never ran alone may be slowed twice as much as the others, or not at all.
-        left_out_s = (1 - crowding.compared) * usual.crowded_s
-        open_share = left_out_s / alone_s if alone_s else 0.0
+        open_share = (1 - crowding.compared) * usual.crowded_s / alone_s if alone_s else 0.0
         below, above = (math.hypot(off, open_share) for off in _OFF_ON_DEVICES)
+        below = math.hypot(below, usual.untold_crowding_s / alone_s) if alone_s else below
     else:
         below, above = _OFF[crowding.source]
         by_chance = 2 * crowding.scatter / max(crowding.probes, 1) ** 0.5

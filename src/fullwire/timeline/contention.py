@@ -41,6 +41,7 @@ SLOWED = "slowed by communication"  # names this computing in the step of a plan
 
 FEWEST_PROBES = 2  # of a rank, to believe their times
 LEAST_COMPARED = 0.2  # of the time beside communication: kernels that also ran alone
+MOST_SLOWED = 1.7  # times as long beside communication: the most that was published for kernels
 MOST_DELAYED = 0.9  # of computing: the most that can be waiting for a processor
 
 
@@ -151,7 +152,7 @@ def crowding_of(
     if facts.kernels_slowed_share is not None:
         slowed, compared = dict(facts.kernels_slowed_share), compared_kernels(run)
         if compared is None or compared < LEAST_COMPARED:
-            return Crowding("none", none)
+            return Crowding("none", none, compared=compared or 0.0)
         usual = float(np.median(list(slowed.values())))  # for ranks whose trace tells none
         beside = np.array(
             [

@@ -110,6 +110,11 @@ def world(run: Run) -> int:
     return max(announced, len(recorded_ranks(run)), 1)
 
 
+def is_world_told(run: Run) -> bool:
+    """Say whether a run tells the number of its ranks: a log of a training script does not."""
+    return run.facts.workers is not None or run.provenance.origin != "imported"
+
+
 def recorded_ranks(run: Run) -> Whole:
     """Return the ranks that left a trace, in order."""
     ranks = np.concatenate([_changes(run.spans.rank), _changes(run.collectives.rank)])

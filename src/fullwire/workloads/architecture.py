@@ -40,6 +40,16 @@ class Matrix(NamedTuple):
         """Return the operations of one token, forward."""
         return 2 * self.inputs * self.outputs
 
+    def parameters_on_rank(self, tp: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the values on one of `tp` ranks of tensor parallelism.
+
+        Each rank has a matrix that is not divided as a whole, and the bias of a sum over ranks.
+        """
+        bias = self.has_bias * self.outputs
+        ways = 1 if self.split == "none" else tp
+        values = self.inputs * self.outputs / ways
+        return np.asarray(values + bias / (tp if self.split == "column" else 1))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mla:
@@ -159,19 +169,21 @@ class Architecture:
 
     def _latent_matrices(self, mla: Mla) -> tuple[Matrix, ...]:
         query = self.heads * (mla.nope_dim + mla.rope_dim)
+        # What goes down to a latent vector has a bias, and what comes up from it has none.
+        has_down_bias, has_output_bias = self.biases != "none", self.biases in ("attention", "all")
         if mla.query_rank is None:
             queries: tuple[Matrix, ...] = (Matrix("query", self.hidden, query, "column"),)
         else:
             queries = (
-                Matrix("query_down", self.hidden, mla.query_rank, "none"),
+                Matrix("query_down", self.hidden, mla.query_rank, "none", has_down_bias),
                 Matrix("query_up", mla.query_rank, query, "column"),
             )
         up = self.heads * (mla.nope_dim + mla.value_dim)
         return (
             *queries,
-            Matrix("kv_down", self.hidden, mla.kv_rank + mla.rope_dim, "none"),
+            Matrix("kv_down", self.hidden, mla.kv_rank + mla.rope_dim, "none", has_down_bias),
             Matrix("kv_up", mla.kv_rank, up, "column"),
-            Matrix("output", self.heads * mla.value_dim, self.hidden, "row"),
+            Matrix("output", self.heads * mla.value_dim, self.hidden, "row", has_output_bias),
         )
 
     @property
@@ -226,13 +238,19 @@ class Architecture:
     @property
     def attention_parameters(self) -> int:
         """Return the parameters of one layer's attention, with the norms inside it."""
-        inside = self.heads if self.has_sinks else 0
+        inside = self.attention_norm_parameters + (self.heads if self.has_sinks else 0)
+        return inside + sum(matrix.parameters for matrix in self.attention_matrices)
+
+    @property
+    def attention_norm_parameters(self) -> int:
+        """Return the parameters of the norms inside one layer's attention."""
+        inside = 0
         if self.has_query_key_norm:
             heads = self.heads + self.kv_heads if self.is_query_key_norm_joint else 2
             inside += heads * self.head_dim
         if self.mla is not None:
             inside += self.mla.kv_rank + (self.mla.query_rank or 0)
-        return inside + sum(matrix.parameters for matrix in self.attention_matrices)
+        return inside
 
     @property
     def mlp_parameters(self) -> int:

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 from fullwire.errors import UsageError
 from fullwire.files import opened
+from fullwire.run.store import is_run
 from fullwire.units import shown
 from fullwire.workloads.architecture import Architecture, Mla, Moe
 from fullwire.workloads.architecture_fields import Fields
@@ -95,6 +96,10 @@ def architecture(given: ArchitectureLike) -> Architecture:
             return known
     if not is_file:
         if is_folder:
+            if is_run(Path(text)):
+                raise UsageError(
+                    f"model: expected a model, got the run {shown(text)}: --from takes a run"
+                )
             raise UsageError(f"model: expected a config.json in the folder {shown(text)}")
         near = get_close_matches(_folded(text), _spellings(), n=1)
         hint = f". The nearest is {_spellings()[near[0]]}" if near else ""

@@ -36,7 +36,12 @@ _HARMLESS = re.compile(
     r"|logits_scaling|.*_multiplier|.*_softcapping|query_pre_attn_scalar|cache_implementation"
     r"|use_parallel_residual|embedding_fraction|experts_per_token|init_device|expansion_ratio"
     r"|scale_attn_.*|scale_attention_.*|reorder_and_upcast_attn|do_sample|temperature|top_p"
-    r"|moe_router_.*|n_positions)$"
+    r"|moe_router_.*|n_positions|model_max_length|max_sequence_length|unsloth_.*"
+    # How a model generates text, which Transformers saved beside its shape.
+    r"|(max|min)_length|top_k|typical_p|num_beams|num_beam_groups|num_return_sequences"
+    r"|early_stopping|(diversity|repetition|length|exponential_decay_length)_penalty"
+    r"|(encoder_)?no_repeat_ngram_size|bad_words_ids|return_dict_in_generate"
+    r"|remove_invalid_values)$"
 )
 
 
@@ -355,6 +360,7 @@ def _deepseek(config: Fields, kind: str) -> Architecture:
         vocab=config.whole("vocab_size"),
         sequence=4096,
         is_tied=config.flag("tie_word_embeddings", False),
+        biases="attention" if config.flag("attention_bias", False) else "none",
         mla=mla,
         moe=_routed(config, kind),
         mtp_layers=_mtp_layers(config),
@@ -397,6 +403,9 @@ def _falcon(config: Fields, kind: str) -> Architecture:
     has_one_key = config.flag("multi_query", True) and not is_new
     kv_heads = config.heads_of_keys(heads, "num_kv_heads", "n_head_kv", default=heads)
     norms = config.whole("num_ln_in_parallel_attn", default=2 if is_new else 1)
+    ffn = config.whole("ffn_hidden_size", default=4 * hidden)
+    # Falcon-11B has both.
+    _check_fixed(config, [("ff_factor", ffn / hidden if ffn % hidden else ffn // hidden)])
     return Architecture(
         name=_named(config),
         layers=config.whole("num_hidden_layers", "n_layer"),
@@ -404,7 +413,7 @@ def _falcon(config: Fields, kind: str) -> Architecture:
         heads=heads,
         kv_heads=1 if has_one_key else kv_heads,
         head_dim=hidden // heads,
-        ffn=config.whole("ffn_hidden_size", default=4 * hidden),
+        ffn=ffn,
         vocab=config.whole("vocab_size"),
         sequence=min(config.whole("max_position_embeddings", default=2048), 8192),
         is_gated=False,

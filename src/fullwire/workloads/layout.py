@@ -12,10 +12,12 @@ A plan that cannot be carried out is refused in one line, with the nearest value
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from fullwire.errors import UsageError
+from fullwire.workloads.architecture import Architecture
 
 Recompute: TypeAlias = Literal["none", "selective", "full"]
 Schedule: TypeAlias = Literal["1f1b", "interleaved", "zero-bubble", "dualpipe"]
@@ -148,19 +150,49 @@ class Layout:
         )
 
 
-def check_model(layout: Layout, *, layers: int, heads: int, experts: int = 0) -> None:
-    """Refuse a plan that cannot divide a model with so many layers, heads and experts."""
-    if heads % layout.tp:
+def undivided(model: Architecture, tp: int) -> str:
+    """Name what `tp` ranks of tensor parallelism cannot share equally; empty if there is nothing.
+
+    Each rank takes whole heads of queries, and whole heads of keys and values. Where it takes more
+    ranks than these, several ranks hold a copy of the same one. An MLP is divided by its columns.
+    """
+    if tp < 1 or model.heads % tp:
+        return f"{model.heads} heads"
+    # MLA expands one latent vector to as many keys and values as it has heads.
+    if model.mla is None and model.kv_heads % tp and tp % model.kv_heads:
+        return f"{model.kv_heads} heads of keys and values, or a multiple of them"
+    has_dense = model.moe_layers < model.layers
+    widths = {
+        "columns of an MLP": model.ffn if has_dense else 0,
+        "columns of the shared experts": model.moe.shared_ffn if model.moe else 0,
+    }
+    return next((f"{width} {what}" for what, width in widths.items() if width % tp), "")
+
+
+def tensor_ways(model: Architecture) -> list[int]:
+    """List the degrees of tensor parallelism that divide a model, in ascending order."""
+    return [ways for ways in divisors(model.heads) if not undivided(model, ways)]
+
+
+def check_model(layout: Layout, model: Architecture, *, layers: int | None = None) -> None:
+    """Refuse a plan that cannot divide a model.
+
+    - `layers`: how many layers equal stages have together, where the ends lack a few.
+    """
+    heads, experts = model.heads, model.moe.experts if model.moe else 0
+    layers = model.layers if layers is None else layers
+    ways = tensor_ways(model)
+    if what := undivided(model, layout.tp):
         raise UsageError(
-            f"tp: expected a divisor of {heads} heads, got {layout.tp}. The nearest is "
-            f"{nearest_divisor(heads, layout.tp)}"
+            f"tp: expected a divisor of {what}, got {layout.tp}. The nearest is "
+            f"{nearest_of(ways, layout.tp)}"
         )
     tokens = layout.sequence // layout.cp
     if layout.sequence_parallel and tokens % layout.tp:
         raise UsageError(
             f"tp: expected a divisor of {tokens} tokens of a sequence on a rank (sequence "
             f"parallelism), got {layout.tp}. The nearest is "
-            f"{nearest_divisor(math.gcd(heads, tokens), layout.tp)}"
+            f"{nearest_of([way for way in ways if tokens % way == 0], layout.tp)}"
         )
     if layout.context_kind == "ulysses" and heads % (layout.tp * layout.cp):
         raise UsageError(
@@ -226,7 +258,12 @@ def divisors(number: int) -> list[int]:
 
 def nearest_divisor(number: int, wanted: int) -> int:
     """Return the divisor that is nearest, the smaller of two."""
-    return min(divisors(number), key=lambda part: (abs(part - wanted), part))
+    return nearest_of(divisors(number), wanted)
+
+
+def nearest_of(values: Sequence[int], wanted: int) -> int:
+    """Return the value that is nearest, the smaller of two."""
+    return min(values, key=lambda value: (abs(value - wanted), value))
 
 
 def nearest_multiple(number: int, step: int) -> int:

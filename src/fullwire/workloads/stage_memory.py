@@ -14,7 +14,7 @@ takes 1.5 GiB and NCCL 0.35 GiB. "Fits" counts with the 9 %.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias, cast
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fullwire.errors import UsageError
-from fullwire.workloads.architecture import Architecture
+from fullwire.workloads.architecture import Architecture, Matrix
 from fullwire.workloads.layout import RECOMPUTE, SCHEDULES, Layout, check_model, even_layers
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -230,12 +230,11 @@ def _changes(layout: Layout, model: Architecture) -> Iterator[tuple[str, Layout]
     if layout.recompute != "full":
         full = {"recompute": "full", "recompute_layers": None}
         wanted.append(("full recomputation", full))
-    experts = 0 if model.moe is None else model.moe.experts
     for name, change in wanted:
         try:
             tried = replace(layout, **change)
             whole = even_layers(model.layers, model.mtp_layers, tried.pp) or model.layers
-            check_model(tried, layers=whole, heads=model.heads, experts=experts)
+            check_model(tried, model, layers=whole)
         except UsageError:  # the batch or the model cannot be divided so
             continue
         yield name, tried
@@ -377,7 +376,11 @@ def _states(
     """Return parameters, gradients, optimizer, and what ZeRO-3 gathers."""
     tp = plans.tp
     norms = model.layer_norms * model.norm_parameters
-    attention = model.attention_parameters / tp + norms
+    sinks = model.heads / tp if model.has_sinks else 0.0
+    # Each rank has all values of a norm, and the matrices that TP leaves whole: routers, and those
+    # that MLA makes its latent vectors with.
+    inside = sinks + model.attention_norm_parameters
+    attention = _on_rank(model.attention_matrices, tp) + inside + norms
     table = model.vocab * model.hidden / tp
     # A tied head on another stage than the embedding has a copy of it.
     has_head = is_last & ~(is_first & model.is_tied)
@@ -385,8 +388,8 @@ def _states(
     ends = ends + has_head * table
     shared = (
         (dense + experts) * attention
-        + dense * model.mlp_parameters / tp
-        + experts * model.shared_parameters / tp
+        + dense * _on_rank(model.dense_matrices, tp)
+        + experts * _on_rank(model.shared_matrices, tp)
         + is_last * (model.mtp_layers * 2 * model.hidden**2 / tp + model.norm_parameters)
         + ends
     )
@@ -417,6 +420,12 @@ def _states(
         np.where(zero > 0, 1, twice) * adam * sharded(1),  # ZeRO divides it among both copies
         gathered,
     )
+
+
+def _on_rank(matrices: Sequence[Matrix], tp: NDArray[Any]) -> Floats:
+    """Return the parameters of matrices on one rank of tensor parallelism."""
+    each = (matrix.parameters_on_rank(tp) for matrix in matrices)
+    return sum(each, start=np.zeros(np.shape(tp)))
 
 
 def _kept(

@@ -3,6 +3,9 @@
 Kernels are compared with others of the same name, launch (grid, block and shared memory), stream,
 and shapes of the operator behind them, where the trace tells these. A kernel is beside
 communication if kernels that communicate cover most of its time, and alone if they cover none.
+
+Where streams compute at once, the busiest of them decides how long that takes: a kernel counts only
+while no busier stream computes. So a slower kernel that hides behind others costs nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.importers.kineto.scan import Trace
-from fullwire.run.intervals import union, within
+from fullwire.run.intervals import union, within, without
+from fullwire.run.run import Whole
 
 FEWEST = 3  # kernels of one kind on each side, to believe their medians
 _MOST_SCATTER = 0.25  # of the median, between quartiles alone: with more, their work differs
@@ -27,7 +31,7 @@ _MOST_TIMES = 3.0  # longer or shorter: medians that differ by more are of diffe
 class Slowing:
     """How communication slows down the kernels beside it."""
 
-    share: float  # of their time beside communication, which they would not need alone
+    share: float  # of computing's time beside communication, which it would not need alone
     compared: float  # of that time, in kernels that also ran alone
 
 
@@ -43,16 +47,17 @@ def slowing_of(
     sent_ns = work["start_ns"][communicates]
     communicating = union(sent_ns, sent_ns + work["duration_ns"][communicates])
     beside_ns = within(start_ns, start_ns + length_ns, communicating)
-    total_ns = float(beside_ns.sum(dtype=np.float64))
-    if not total_ns:
+    if not beside_ns.any():
         return Slowing(0.0, 1.0)
+    stream = trace.lanes()[1][rows]
+    deciding_ns = _deciding_ns(start_ns, start_ns + length_ns, stream, communicating)
     # Number the kernels so that those of one name, launch, stream and shapes share a number.
     shapes: dict[str, int] = {"": 0}
     shape_of = {
         each.operation: shapes.setdefault(each.shapes, len(shapes)) for each in trace.shaped
     }
     shape = [shape_of.get(operation, 0) for operation in work["operation"][rows].tolist()]
-    keys = [work["name"][rows], work["launch"][rows], trace.lanes()[1][rows], np.array(shape)]
+    keys = [work["name"][rows], work["launch"][rows], stream, np.array(shape)]
     order = np.lexsort(keys)
     is_new = np.zeros(len(rows), bool)
     for key in keys:
@@ -79,11 +84,27 @@ def slowing_of(
     times = median_ns[alone + 1] / median_ns[alone]
     alone = alone[(times <= _MOST_TIMES) & (times >= 1 / _MOST_TIMES)]
     groups = numbers[alone] // 2
-    told_ns = float(np.bincount(group, beside_ns * is_beside)[groups].sum())
-    longer_ns = float(((median_ns[alone + 1] - median_ns[alone]) * count[alone + 1]).sum())
-    compared_ns = float(beside_ns[np.isin(group, groups)].sum(dtype=np.float64))
-    share = min(max(longer_ns / told_ns, 0.0), 1.0) if told_ns else 0.0
-    return Slowing(share, min(compared_ns / total_ns, 1.0))
+    told_ns = np.bincount(group, beside_ns * is_beside)[groups]
+    longer_ns = (median_ns[alone + 1] - median_ns[alone]) * count[alone + 1]
+    decided_ns = np.bincount(group, deciding_ns * is_beside)[groups]
+    share = float((longer_ns / told_ns) @ decided_ns / max(decided_ns.sum(), 1.0))
+    compared_ns = float(deciding_ns[np.isin(group, groups)].sum(dtype=np.float64))
+    compared = compared_ns / float(deciding_ns.sum(dtype=np.float64))
+    return Slowing(min(max(share, 0.0), 1.0), min(compared, 1.0))
+
+
+def _deciding_ns(
+    start_ns: Whole, end_ns: Whole, stream: Whole, communicating: tuple[Whole, Whole]
+) -> Whole:
+    """Return how long each kernel is beside communication while no busier stream computes."""
+    _, place = np.unique(stream, return_inverse=True)
+    busy_ns = np.bincount(place, end_ns - start_ns)
+    deciding_ns = np.zeros_like(start_ns)
+    for each in np.argsort(-busy_ns, kind="stable").tolist():
+        own = place == each
+        deciding_ns[own] = within(start_ns[own], end_ns[own], communicating)
+        communicating = without(communicating, union(start_ns[own], end_ns[own]))
+    return deciding_ns
 
 
 def by_rank(

@@ -8,6 +8,10 @@ of its own, in which sender and receiver count alike.
 A collective ends when its future is done. A callback of the future notes the time, so waiting for
 the collective has no part in it.
 
+DDP's buckets have a short way of their own (`of_buckets`). They are most of a usual job's
+collectives. The job has filled the processor's caches since the last one, so each call of a
+function costs some 3 us, and each call into torch 10 to 25 us.
+
 A communication hook is called as usual. The time until it returns is its own work, except the time
 of issuing collectives and waiting for them. Functions that it leaves for the end of a future count
 as its own work too, on any thread.
@@ -19,11 +23,9 @@ import functools
 import itertools
 import math
 import os
-import sys
 import time
-import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -36,8 +38,9 @@ from .ending import at_end
 from .journal import Journal, Note, framework_in_use
 from .probes import Probes
 from .processors import HookWork, left_for_later
+from .visible import VisibleGroup
 
-_COLLECTIVES = {
+COLLECTIVES = {
     "allreduce": "allreduce",
     "allreduce_coalesced": "allreduce",
     "allgather": "allgather",
@@ -65,6 +68,7 @@ _COLLECTIVES = {
 }
 MOST_SIGNATURES = 4096  # kept for use by number; sizes may change with every call
 _MUCH_MORE = 1.1  # times what was noted: a loss is noted again
+_MOST_UNSETTLED = 64  # buckets; a program may take its steps without an optimizer of torch
 _LOOK_S, _MOST_LOOKS = 0.001, 2000  # a collective never ends if its other ranks are gone
 _GOODBYE_S = 0.02
 _now = time.monotonic_ns
@@ -76,12 +80,13 @@ def watch_collectives(journal: Journal, clock: Clock, probes: Probes | None) -> 
     """Begin to note the collectives of all callers."""
     codec = HookWork(journal)
     collectives = _Collectives(journal, clock, codec, probes)
-    for name, op in _COLLECTIVES.items():
+    torchs_own = vars(dist.ProcessGroup)["allreduce"]
+    for name, op in COLLECTIVES.items():
         original = vars(dist.ProcessGroup).get(name)
         if original is not None:  # some versions of torch lack some methods
             setattr(dist.ProcessGroup, name, collectives.watched(original, op))
     dist.Work.wait = collectives.waiting(dist.Work.wait)
-    _watch_subclasses(dist.ProcessGroup, _COLLECTIVES, collectives.watched)
+    _watch_subclasses(dist.ProcessGroup, COLLECTIVES, collectives.watched)
     _watch_subclasses(
         dist.Work, {"wait": "wait"}, lambda original, _: collectives.waiting(original)
     )
@@ -98,8 +103,8 @@ def watch_collectives(journal: Journal, clock: Clock, probes: Probes | None) -> 
     future.wait = wait if probes is None else probes.waiting(wait)
     for name in ("then", "add_done_callback"):
         setattr(future, name, left_for_later(getattr(future, name), codec))
-    watch_reducer(journal, _COLLECTIVES)
-    watch_names(_COLLECTIVES)
+    VisibleGroup.allreduce = collectives.of_buckets(torchs_own)
+    optimizers.register_optimizer_step_pre_hook(collectives.step_begins)
     optimizers.register_optimizer_step_post_hook(collectives.step_ended)
 
 
@@ -138,6 +143,8 @@ class _Collectives:
         self._is_identified = False
         self._without_future = WeakIdKeyDictionary()
         self._under_way: set[int] = set()  # Collectives whose end is still to come.
+        # Buckets that have ended, well or badly: number, time and Future.
+        self._unsettled: deque[tuple[int, int, Any]] = deque()
         # Collectives that keep their own times.
         self._telling: deque[tuple[int, Any, Any]] = deque()
         self._rounding = _Rounding(journal)
@@ -149,6 +156,7 @@ class _Collectives:
         self._signatures.clear()
         self._under_way.clear()
         self._telling.clear()
+        self._unsettled.clear()
         self._unseen = Unseen(self._journal)
         self._is_identified = False
 
@@ -160,9 +168,17 @@ class _Collectives:
                 break
             time.sleep(_LOOK_S)
         self._hear_ends()
+        self._settle()
         self._rounding.tell()
         if self._signatures:
             time.sleep(_GOODBYE_S)  # the callbacks have returned, and are being freed
+
+    def step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Note the ends of the buckets of the backward passes before this step."""
+        if self._unsettled:
+            started = self._journal.starts_work()
+            self._settle()
+            self._journal.ends_work(started)
 
     def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Look now and then for collectives that the wrappers missed."""
@@ -199,13 +215,73 @@ class _Collectives:
             return collective
         held_back = self._probes.around(collective, op)
 
+        probes = self._probes
+
         @functools.wraps(original)
         def chosen(group: Any, *args: Any, **kwargs: Any) -> Any:
+            if not probes.is_on:
+                return collective(group, *args, **kwargs)
             # Another thread sends for a hook: the backward pass goes on beside it in any case.
             send = collective if self._codec.is_working_later() else held_back
             return send(group, *args, **kwargs)
 
         return chosen
+
+    def of_buckets(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Make the all-reduce of a visible group, which DDP's C++ calls for a bucket.
+
+        It does no more than the watched method does for a plain tensor on the host. Everything else
+        takes the way of that method.
+        """
+        journal, codec, probes = self._journal, self._codec, self._probes
+        note, under_way = journal.waiting.append, self._under_way
+        knows_devices = self._clock.knows_devices
+
+        def allreduce(group: VisibleGroup, tensors: Sequence[Any], *options: Any) -> Any:
+            if (
+                knows_devices
+                or codec.is_in_use
+                or (probes is not None and probes.is_on)
+                or not journal.is_open
+                or len(tensors) != 1
+            ):
+                return group.true.allreduce(tensors, *options)
+            issued_ns = _now()
+            work = original(group.true, tensors, *options)
+            started = journal.starts_work()
+            try:
+                if type(work) is not dist.Work:  # a transport's own, which may tell more
+                    self._note(group.true, "allreduce", (tensors,), issued_ns, False, work)
+                else:
+                    number, tensor, name = next(self._count), tensors[0], group.name
+                    self._unseen.seen[name] += 1
+                    known = self._signatures.get(("allreduce", tensor.dtype, tensor.nbytes, name))
+                    if known is None:
+                        known = self._signature("allreduce", tensor.dtype, tensor.nbytes, name)
+                    note((Note.ISSUE, number, issued_ns, known))
+                    if len(self._unsettled) >= _MOST_UNSETTLED:
+                        self._settle()
+                    future = work.get_future()
+                    under_way.add(number)
+                    _when_done(future, functools.partial(self._bucket_ended, number))
+            except Exception as error:  # the job goes on
+                journal.give_up(error)
+            journal.ends_work(started)
+            return work
+
+        return allreduce
+
+    def _bucket_ended(self, number: int, future: Any) -> None:
+        """Remember the time; to ask the future whether it failed would keep Gloo's thread."""
+        self._unsettled.append((number, _now(), future))
+        self._under_way.discard(number)
+
+    def _settle(self) -> None:
+        """Note the ends of the buckets that did not fail."""
+        while self._unsettled:
+            number, ended_ns, future = self._unsettled.popleft()
+            if _is_well(future):
+                self._journal.note(Note.END, number, ended_ns, 0)
 
     def _note(
         self,
@@ -285,11 +361,7 @@ class _Collectives:
         # result, so the moment is an event there. Else this is called once the result is there.
         ended = self._clock.moment() if on_device else _now()
         started = self._journal.starts_work()
-        try:
-            future.value()
-        except Exception:  # the collective failed, for example as a rank died: it has no end
-            pass
-        else:
+        if _is_well(future):
             self._clock.note_one(Note.END, number, ended)
         self._under_way.discard(number)
         self._journal.ends_work(started)
@@ -327,6 +399,15 @@ class _Collectives:
         framework = framework_in_use()
         if framework is not None:
             self._journal.define(kind="fact", name="framework", value=framework)
+
+
+def _is_well(future: Any) -> bool:
+    """Say whether a collective has an end; it has none if it failed, as when a rank died."""
+    try:
+        future.value()
+    except Exception:
+        return False
+    return True
 
 
 class _Rounding:
@@ -434,166 +515,3 @@ class Unseen:
 
 def _past_us(look: _Look) -> Counter[str]:
     return +Counter({name: counted - seen for name, (counted, seen) in look.items()})
-
-
-def watch_reducer(journal: Journal, methods: Iterable[str]) -> None:
-    """Give DDP's C++ (its reducer and its broadcasts of buffers) a visible group."""
-    build, broadcast = dist.Reducer, dist._broadcast_coalesced
-    # The reducer holds only the C++ half of a group. Its Python half must live as long.
-    groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-    _forward(VisibleGroup, methods)
-
-    @functools.wraps(build)
-    def reducer(*args: Any, **kwargs: Any) -> Any:
-        arguments = list(args)
-        for place, argument in enumerate(args):
-            if type(argument) is dist.ProcessGroup:
-                try:
-                    arguments[place] = VisibleGroup(argument)
-                except Exception as error:  # DDP trains as usual, but its buckets stay unseen
-                    sentence = f"DDP's buckets could not be watched: {error!r}"
-                    journal.define(kind="missing", sentence=sentence)
-        built = build(*arguments, **kwargs)
-        groups[built] = [argument for argument in arguments if isinstance(argument, VisibleGroup)]
-        return built
-
-    @functools.wraps(broadcast)
-    def broadcast_coalesced(group: Any, *args: Any, **kwargs: Any) -> Any:
-        visible = (stand_in for stand_ins in groups.values() for stand_in in stand_ins)
-        seen = next((stand_in for stand_in in visible if stand_in.true is group), group)
-        return broadcast(seen, *args, **kwargs)
-
-    dist.Reducer, dist._broadcast_coalesced = reducer, broadcast_coalesced
-
-
-def watch_names(methods: Iterable[str]) -> None:
-    """Give C++ a visible group if it asks for a group by name.
-
-    If that fails, C++ finds the true group, and the group's own count shows its collectives.
-    """
-    _forward(_NamedGroup, methods, _VisibleWork)
-    names = _Names(torch._C._distributed_c10d)
-    for name in ("_register", "_unregister", "_resolve"):
-        _replace(f"{name}_process_group", getattr(names, name.removeprefix("_")))
-    _replace("_unregister_all_process_groups", names.unregister_all)
-    # Symmetric memory of devices takes the store of the group that it finds, and visible groups
-    # have no store.
-    memory = getattr(torch._C._distributed_c10d, "_SymmetricMemory", None)
-    for name in ("empty_strided_p2p", "get_mempool_allocator", "rendezvous"):
-        if hasattr(memory, name):
-            setattr(memory, name, staticmethod(_after(names.give_back, getattr(memory, name))))
-
-
-class VisibleGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be absent when we check
-    """A process group that sends C++ callers through the Python methods of the true group."""
-
-    def __init__(self, true: Any) -> None:
-        super().__init__(true.rank(), true.size())
-        self.true = true
-        self.bound_device_id = true.bound_device_id  # a backend is bound to it when it is set
-        for device in true._device_types:
-            backend = true._get_backend(device)
-            kind = self.BackendType.__members__.get(backend.name().upper(), self.BackendType.CUSTOM)
-            self._set_default_backend(kind)
-            self._register_backend(device, kind, backend)
-
-
-class _NamedGroup(VisibleGroup):
-    """A visible group whose works C++ waits for."""
-
-
-class _VisibleWork(dist.Work):  # type: ignore[misc]  # torch may be absent when we check
-    """Lets C++ wait through the Python method of the true work."""
-
-    def __init__(self, true: Any) -> None:
-        super().__init__()
-        self._true = true
-
-    def wait(self, *timeout: Any) -> bool:
-        """Return when the result is there."""
-        return bool(self._true.wait(*timeout))
-
-    def get_future(self) -> Any:
-        """Return the true work's future."""
-        return self._true.get_future()
-
-
-class _Names:
-    """The visible groups by name, for torch's own registry, which keeps no group alive."""
-
-    def __init__(self, registry: Any) -> None:
-        self._register, self._resolve, self._unregister, self._unregister_all = (
-            registry._register_process_group,
-            registry._resolve_process_group,
-            registry._unregister_process_group,
-            registry._unregister_all_process_groups,
-        )
-        self._held: dict[str, _NamedGroup] = {}
-        self._may_stand_in = True
-
-    def register(self, group_name: str, group: Any) -> None:
-        """Let C++ find the visible group in place of the true one."""
-        try:
-            is_plain = type(group) is dist.ProcessGroup and self._may_stand_in
-            seen = _NamedGroup(group) if is_plain else None
-        except Exception:  # the job goes on with its own group
-            seen = None
-        self._register(group_name, seen or group)
-        if seen is not None:
-            self._held[group_name] = seen
-
-    def resolve(self, group_name: str) -> Any:
-        """Find the true group."""
-        group = self._resolve(group_name)
-        return group.true if isinstance(group, _NamedGroup) else group
-
-    def unregister(self, group_name: str) -> None:
-        """Forget a group."""
-        self._unregister(group_name)
-        self._held.pop(group_name, None)
-
-    def unregister_all(self) -> None:
-        """Forget all groups."""
-        self._unregister_all()
-        self._held.clear()
-
-    def give_back(self) -> None:
-        """Restore the registry: later callers need parts of a group that visible groups lack."""
-        self._may_stand_in = False
-        while self._held:
-            name, seen = self._held.popitem()
-            self._unregister(name)
-            self._register(name, seen.true)
-
-
-def _after(first: Callable[[], None], then: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(then)
-    def both(*args: Any, **kwargs: Any) -> Any:
-        first()
-        return then(*args, **kwargs)
-
-    return both
-
-
-def _replace(name: str, ours: Callable[..., Any]) -> None:
-    """Put a function in the place of one of torch's, in all modules that have imported it."""
-    true = getattr(torch._C._distributed_c10d, name)
-    of_torch = [module for key, module in sys.modules.items() if key.partition(".")[0] == "torch"]
-    for module in of_torch:
-        if vars(module).get(name) is true:
-            setattr(module, name, ours)
-
-
-def _forward(
-    kind: type, methods: Iterable[str], of_work: Callable[[Any], Any] = lambda work: work
-) -> None:
-    for name in methods:
-        if hasattr(dist.ProcessGroup, name):  # some versions of torch lack some methods
-            setattr(kind, name, _through(name, of_work))
-
-
-def _through(name: str, of_work: Callable[[Any], Any]) -> Callable[..., Any]:
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return of_work(getattr(self.true, name)(*args, **kwargs))
-
-    return forward

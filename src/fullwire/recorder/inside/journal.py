@@ -50,7 +50,7 @@ PROBE_VARIABLE = "FULLWIRE_PROBE"  # Set if some steps are to be probes.
 NOISE_VARIABLE = "FULLWIRE_NOISE"  # Set if gradient noise is to be noted.
 MOST_WAITING = 2048  # Notes of 32 bytes, which are some 0.4 MB in Python.
 MOST_HELD = 16 * MOST_WAITING  # One backward pass may bring this many before any other note.
-MOST_PASSES = 64  # Passes that wait, with four bytes for each gradient.
+MOST_PASSES = 64  # Passes that wait, with eight bytes for each gradient.
 WORTH_DEFLATING_BYTES = 4096  # Less, four times a second, is at most 60 MB an hour.
 PLAIN = b"p"  # Plain content begins so, and deflated content never does.
 LONGEST_WAIT_NS = 250_000_000  # Notes of so much time may be lost to kill -9.
@@ -111,7 +111,7 @@ class Journal:
         self.directory = directory
         # It is the same object for life, so that the hottest hook can keep its append.
         self.waiting: deque[tuple[int, int, int, int]] = deque(maxlen=MOST_HELD)
-        self._passes: deque[bytes] = deque(maxlen=16 * MOST_PASSES)
+        self._passes: deque[tuple[int, int, array.array[int]]] = deque(maxlen=16 * MOST_PASSES)
         self._defined: list[dict[str, Any]] = []
         self.start_anew()
 
@@ -144,8 +144,8 @@ class Journal:
     def note_pass(self, first: int, begun_ns: int, after_ns: Sequence[int]) -> None:
         """Remember the time from a pass's beginning to each gradient, from parameter `first` on."""
         if self.is_open:
-            later_ns = [after_ns[0], *map(sub, after_ns[1:], after_ns)]
-            self._passes.append(PASS.pack(begun_ns, first, len(after_ns)) + _narrow(later_ns))
+            # Packing waits for the write: its code would come into the caches for each pass anew.
+            self._passes.append((begun_ns, first, array.array("q", after_ns)))
             if len(self._passes) >= MOST_PASSES:
                 self.write()
 
@@ -228,7 +228,7 @@ class Journal:
         # After the notes, so that no note is written before the pass that it follows.
         passes = [self._passes.popleft() for _ in range(len(self._passes))]
         if passes:
-            blocks += _block(PASSES, _tight(b"".join(passes)))
+            blocks += _block(PASSES, _tight(b"".join(map(_packed, passes))))
         if taken:
             kinds, numbers, times_ns, rests = zip(*taken, strict=True)
             later_ns = [times_ns[0], *map(sub, times_ns[1:], times_ns)]
@@ -287,6 +287,12 @@ class Journal:
         with contextlib.suppress(OSError):
             os.close(self._file)
         self._file = -1
+
+
+def _packed(noted: tuple[int, int, array.array[int]]) -> bytes:
+    begun_ns, first, after_ns = noted
+    later_ns = [after_ns[0], *map(sub, after_ns[1:], after_ns)]
+    return PASS.pack(begun_ns, first, len(after_ns)) + _narrow(later_ns)
 
 
 def _block(kind: int, content: bytes) -> bytes:

@@ -167,7 +167,11 @@ class Processors:
         if not self._journal.is_open or now_ns - self._delay_noted_ns < _WORTH_A_NOTE_NS:
             return
         here, before = threading.get_native_id(), self._delays_ns
-        self._delay_noted_ns, self._delays_ns = now_ns, {}
+        self._delay_noted_ns = now_ns
+        if not self._computing:  # a short way for most jobs
+            self._note_own_delay(here, now_ns)
+            return
+        self._delays_ns = {}
         for thread in (here, *self._computing):
             with contextlib.suppress(OSError, ValueError):  # it has ended, or no kernel counts this
                 read = self._own.of if thread == here else ran_and_waited_ns
@@ -179,6 +183,17 @@ class Processors:
         ]
         if passed:
             self._journal.note(Note.DELAY, max(passed)[0], now_ns, passed[0][1])
+
+    def _note_own_delay(self, here: int, now_ns: int) -> None:
+        before = self._delays_ns.get(here)
+        try:
+            run_ns, delay_ns = read = self._own.of(here)
+        except (OSError, ValueError):  # no kernel counts this
+            self._delays_ns = {}
+            return
+        self._delays_ns = {here: read}  # not of others, which may be computing again later
+        if before is not None:
+            self._journal.note(Note.DELAY, delay_ns - before[1], now_ns, run_ns - before[0])
 
 
 class BeforeForward:
@@ -214,12 +229,14 @@ class HookWork:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        self.is_in_use = False  # from the first hook on
         self._here = threading.local()  # its since_ns: when the hook's work went on here, or 0
 
     def working(
         self, function: Callable[..., Any], *, is_later: bool = False
     ) -> Callable[..., Any]:
         """Wrap a hook, or a function that it leaves to be called later, on any thread."""
+        self.is_in_use = True
 
         @functools.wraps(function)
         def work(*args: Any, **kwargs: Any) -> Any:
@@ -236,7 +253,7 @@ class HookWork:
 
     def is_working(self) -> bool:
         """Say whether this thread is in a hook."""
-        return bool(getattr(self._here, "since_ns", 0))
+        return self.is_in_use and bool(getattr(self._here, "since_ns", 0))
 
     def is_working_later(self) -> bool:
         """Say whether this thread is in a function that a hook has left for later."""

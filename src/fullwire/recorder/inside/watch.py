@@ -15,8 +15,9 @@
     evaluation     Module.train(False), which eval() calls, until Module.train()
     collectives    collectives.py
 
-The recorder never reads, changes or keeps a tensor. It adds no synchronisation. The module clock.py
-takes times on a CUDA device. ARCHITECTURE.md describes the other ways that were possible.
+The recorder never reads or changes a tensor, and keeps none, except that the futures of DDP's
+buckets are kept until the next step. It adds no synchronisation. The module clock.py takes times on
+a CUDA device. ARCHITECTURE.md describes the other ways that were possible.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,13 +43,14 @@ from torch.utils.data import dataloader
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .clock import Clock, Moment, clock_of_this_torch
-from .collectives import watch_collectives
+from .collectives import COLLECTIVES, watch_collectives
 from .ending import at_end, before_hard_end
 from .journal import NOISE_VARIABLE, PROBE_VARIABLE, Journal, Note
 from .metrics import watch_metrics
 from .noise import SHARDING, GradientNoise
 from .probes import Probes
 from .processors import BeforeForward, Processors
+from .visible import watch_names, watch_reducer
 
 _now = time.monotonic_ns
 _CALIBRATION = 200
@@ -89,6 +91,8 @@ def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None
     for place, names in _SAVES.items():
         after_import(place, functools.partial(_watch_saving, journal, place, names))
     if dist.is_available():
+        watch_reducer(journal, COLLECTIVES)
+        watch_names(COLLECTIVES)
         watch_collectives(journal, clock, probes)
         _watch_data_parallel(journal, clock, before_forward, probes)
 
@@ -125,7 +129,7 @@ def _close(journal: Journal, clock: Clock, noise: GradientNoise | None) -> None:
 def _watch_steps(
     journal: Journal, clock: Clock, gradients: Gradients, before_forward: BeforeForward
 ) -> None:
-    numbers = WeakIdKeyDictionary()
+    numbers = _ByObject()
     began: dict[int, Moment] = {}
     count = itertools.count()
     processors = Processors(journal)
@@ -133,17 +137,20 @@ def _watch_steps(
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         number = numbers.get(optimizer)
         if number is None:
-            number = numbers[optimizer] = next(count)
+            number = next(count)
+            numbers.put(optimizer, number)
         if not gradients.is_in_pass:
-            gradients.tell(0)  # for a pass that did not go through torch.autograd.backward
+            if gradients.due:
+                gradients.tell(0)  # for a pass that did not go through torch.autograd.backward
             gradients.expect(optimizer)
         began[number] = clock.moment()
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         ended, started = clock.moment(), journal.starts_work()
-        number = numbers[optimizer]
+        number = numbers.get(optimizer)
         clock.note(Note.OPTIMIZER, number, began[number], ended)
-        clock.collect()
+        if clock.knows_devices:
+            clock.collect()
         processors.note_delay()
         processors.note_if_due()
         journal.write_if_due()
@@ -180,7 +187,8 @@ def _watch_backward(
             gradients.is_in_pass = False
             gradients.backwards += 1
             clock.note(Note.BACKWARD, 0, began, clock.moment())
-        gradients.tell(after_ns)
+        if gradients.due:
+            gradients.tell(after_ns)
         if noise is not None:
             noise.pass_ended()
         return result
@@ -316,12 +324,8 @@ def _watch_data_parallel(
     @functools.wraps(forward)
     def forward_(self: Any, *args: Any, **kwargs: Any) -> Any:
         before_forward.ends()
-        tensors = (
-            each
-            for each in (*args, *kwargs.values())
-            if isinstance(each, torch.Tensor) and each.dim()
-        )
-        rows = next(map(len, tensors), 0)  # mostly samples
+        first: Any = args[0] if args else None
+        rows = first.size(0) if type(first) is torch.Tensor and first.dim() else _rows(args, kwargs)
         began = clock.moment()
         try:
             return forward(self, *args, **kwargs)
@@ -348,6 +352,35 @@ def _watch_data_parallel(
     replaced._register_builtin_comm_hook = register_builtin_comm_hook
 
 
+def _rows(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """Return the rows of the first tensor that is given, which are mostly samples."""
+    tensors = (
+        each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor) and each.dim()
+    )
+    return next(map(len, tensors), 0)
+
+
+class _ByObject:
+    """Values by object, which go with the object.
+
+    Objects may be equal to others, or have no hash. A question costs a tenth of what it costs a
+    WeakIdKeyDictionary, whose references are Python's own.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[weakref.ref[Any], Any]] = {}
+
+    def get(self, thing: Any) -> Any:
+        """Return the value of an object, or None."""
+        held = self._held.get(id(thing))
+        return None if held is None else held[1]
+
+    def put(self, thing: Any, value: Any) -> None:
+        """Keep a value as long as the object lives."""
+        held, key = self._held, id(thing)
+        held[key] = weakref.ref(thing, lambda _: held.pop(key, None)), value
+
+
 class Gradients:
     """Numbers parameters, and notes when their gradients are ready."""
 
@@ -358,14 +391,17 @@ class Gradients:
         self._hooked = WeakIdKeyDictionary()  # parameters with hooks
         self._account_of = WeakIdKeyDictionary()  # accounts of the parameters that reducers hold
         self._by_reducer: weakref.WeakKeyDictionary[Any, _Account] = weakref.WeakKeyDictionary()
-        self._by_optimizer = WeakIdKeyDictionary()  # accounts, with their passes at its last step
-        self._due: set[_Account] = set()  # accounts whose pass has begun
+        self._by_optimizer = _ByObject()  # accounts, with their passes at its last step
+        self.due: set[_Account] = set()  # accounts whose pass has begun
         self.is_in_pass = False
         self.backwards = 0  # passes through torch.autograd.backward
 
     def watch(self, optimizer: Any, parameters: Iterable[Any]) -> None:
         """Hook the parameters of an optimizer, except those whose times a reducer gives."""
-        accounts = self._by_optimizer.setdefault(optimizer, {})
+        accounts = self._by_optimizer.get(optimizer)
+        if accounts is None:
+            accounts = {}
+            self._by_optimizer.put(optimizer, accounts)
         for parameter in parameters:
             account = self._account_of.get(parameter)
             if account is not None and account.is_kept:
@@ -404,21 +440,23 @@ class Gradients:
         account = self._by_reducer.get(reducer)
         if account is not None:
             account.begun_ns = _now()
-            self._due.add(account)
+            self.due.add(account)
 
     def tell(self, since_ns: int) -> None:
         """Note the gradients of the passes that have ended; all were ready after `since_ns`."""
         started = self._journal.starts_work()
         try:
-            while self._due:
-                self._due.pop().tell(self._journal, since_ns)
+            while self.due:
+                self.due.pop().tell(self._journal, since_ns)
         except Exception as error:  # the job goes on
             self._journal.give_up(error)
         self._journal.ends_work(started)
 
     def expect(self, optimizer: Any) -> None:
         """Hook parameters that an optimizer steps again while reducers saw no further pass."""
-        accounts = self._by_optimizer.get(optimizer, {})
+        accounts = self._by_optimizer.get(optimizer)
+        if not accounts:
+            return
         silent = [account for account, passes in accounts.items() if account.passes == passes]
         for account in silent:
             account.is_kept = False

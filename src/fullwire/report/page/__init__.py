@@ -35,12 +35,12 @@ from fullwire.findings.verdicts import drawn_parts
 from fullwire.outputs import refuse_existing, written
 from fullwire.report.as_data import explanation_object, tuning_object, verification_object
 from fullwire.report.contents import fact_rows
-from fullwire.report.explanation import blamed, part_labels
+from fullwire.report.explanation import blamed, of_which_steps, part_labels
 from fullwire.run.run import Run
 from fullwire.simulation.transport import FullTransport
 from fullwire.timeline.lanes import Drawing, drawing, lanes_of
 from fullwire.timeline.timeline import Doing
-from fullwire.timeline.transfers import world
+from fullwire.timeline.transfers import is_world_told, world
 from fullwire.timeline.utilization import UsageOverTime, usage_over_time
 from fullwire.units import show_bytes, show_rate
 from fullwire.version import __version__
@@ -178,8 +178,9 @@ def _section(name: str, job: Opened, result: Explanation) -> dict[str, Any]:
         "name": name,
         "sentence": _sentence(result.verdict.sentence),
         "subtitle": [_name(part) for part in _subtitle(run)],
-        "workers": world(run),
+        "workers": world(run) if is_world_told(run) else None,
         "explanation": explained,
+        "of_which_steps": _sentence(of_which_steps(result)),
         "blamed": blamed(result),
         "no_fixes": why_no_fixes[0] if why_no_fixes else None,
         "ranks": [
@@ -198,8 +199,9 @@ def _subtitle(run: Run) -> Iterator[str]:
     facts = run.facts
     if facts.model is not None:
         yield facts.model + ("" if facts.device is None else f" on {facts.device}")
-    count = world(run)
-    yield f"{count:,} worker" + ("s" if count > 1 else "")
+    if is_world_told(run):
+        count = world(run)
+        yield f"{count:,} worker" + ("s" if count > 1 else "")
     if facts.line_rate_bps is not None:
         yield show_rate(facts.line_rate_bps)
     for fact, words in (

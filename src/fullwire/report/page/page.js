@@ -138,7 +138,7 @@
       el(heading, { class: "verdict" }, name(run.sentence)),
       answer(run),
       el("dl", { class: "figures" },
-        figure("a step takes", time(found.step_s), "mean of the middle half by duration"),
+        figure("a step takes", time(found.step_s), run.of_which_steps ? name(run.of_which_steps) : null),
         found.scaling_factor === null ? null : figure(alone, time(found.baseline_step_s), ""),
         found.scaling_factor === null ? null
           : figure("scaling factor, 1 is perfect", found.scaling_factor.toFixed(3), found.full
