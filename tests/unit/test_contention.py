@@ -11,6 +11,7 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.explain import Verdict, judged
+from fullwire.answers.samples_to_goal import own_work
 from fullwire.findings.case import Case
 from fullwire.fixes.fix import fix_kind
 from fullwire.recorder.assemble import _Rank
@@ -214,6 +215,15 @@ def test_what_a_probe_step_computes_less_is_contention() -> None:
     assert found.baseline_step_s == pytest.approx(plain.baseline_step_s - 0.020)
     low_s, high_s = found.baseline_between_s
     assert low_s < found.baseline_step_s < high_s
+
+
+def test_the_work_of_a_pass_is_t1_of_the_account() -> None:
+    run = probed(a_trained_job(), 0.8 * COMPUTES_MS, pass_samples=8)
+    known = alone_by_account(run)
+    assert known is not None
+    [work] = own_work([("job", run)], ())
+    assert work.time_s == pytest.approx(known.time_s)
+    assert work.time_s < 0.9 * typical_step(run, "gradients").alone_ns * 1e-9
 
 
 def test_computing_that_is_as_long_in_probe_steps_has_no_contention() -> None:

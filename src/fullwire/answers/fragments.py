@@ -11,7 +11,8 @@ import numpy as np
 
 from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
-from fullwire.findings.predictions import FragmentsLeftOut
+from fullwire.findings.finding import Finding
+from fullwire.findings.predictions import FragmentsLeftOut, FragmentsTakenAlike
 from fullwire.resilience.fragments import nearest, parameters_problem, round_problem
 from fullwire.simulation.grid import Predictions, Subject
 
@@ -22,14 +23,18 @@ if TYPE_CHECKING:
 def refuse_fragments(
     asked: Sequence[int], local_steps: Sequence[int], subjects: Sequence[Subject]
 ) -> None:
-    """Refuse fragments that one of the runs cannot have, with any asked number of local steps."""
+    """Refuse fragments that one of the runs cannot have, with any asked number of local steps.
+
+    Where the gradients are whole buckets, nothing tells how many parameters the model has.
+    """
     most = max(local_steps)
     if max(asked) > 1 and most == 1:
         raise UsageError(
             "fragments: expected local steps with them, as parameters are averaged after these: "
             "--local-steps 30"
         )
-    parameters = min(len(subject.step.bytes) for subject in subjects)
+    known = (len(subject.step.bytes) for subject in subjects if subject.has_parameters)
+    parameters = min(known, default=max(*asked, most))
     for fragments in asked:
         problem = parameters_problem(fragments, parameters)
         if fragments == 1 or (
@@ -71,8 +76,14 @@ def only_reachable(targets: Targets, fragments: Mapping[str, int]) -> Targets:
     return replace(targets, least_bandwidth=bandwidths, least_compression=ratios)
 
 
-def left_out(asked: Sequence[int], local_steps: Sequence[int]) -> Iterator[FragmentsLeftOut]:
-    """Name the settings without rows."""
+def about_fragments(
+    asked: Sequence[int], local_steps: Sequence[int], subjects: Sequence[Subject]
+) -> Iterator[Finding]:
+    """Name the settings without rows, and the runs that do not tell how large a fragment is."""
+    if max(asked) > 1:
+        runs = tuple(subject.name for subject in subjects if not subject.has_parameters)
+        if runs:
+            yield FragmentsTakenAlike(runs=runs)
     settings = tuple(
         f"{steps} local step{'s' * (steps > 1)} in {fragments} fragments"
         for steps, fragments in itertools.product(local_steps, asked)

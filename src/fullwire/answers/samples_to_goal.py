@@ -50,6 +50,7 @@ from fullwire.run.kinds import kinds_of
 from fullwire.run.run import Noise, Run
 from fullwire.run.usual import local_steps_of, marks_of_steps, shared_steps
 from fullwire.simulation.subject import plain_subject
+from fullwire.timeline.alone import alone_by_account
 from fullwire.timeline.passes import passes_of_step
 
 _EXACT_CODECS = ("fp16", "bf16", "int8")  # near enough for the norm of a mean gradient
@@ -274,7 +275,7 @@ class OwnWork:
     run: str
     passes: float  # of a recorded step
     samples: float  # of a pass
-    time_s: float  # of a pass
+    time_s: float  # T1 of a pass
 
     @classmethod
     def of(cls, name: str, run: Run, whole: int | None) -> OwnWork:
@@ -284,11 +285,13 @@ class OwnWork:
         if (changed := _changed_batch(run)) is not None:
             numbers, length_ns, _ = shared_steps(run)
             batch *= float(changed[kinds_of(run).usual(numbers, length_ns)].mean())
+        step = plain_subject(name, run).step  # refuses a run that lost its tables
+        alone = alone_by_account(run)
         return cls(
             run=name,
             passes=passes,
             samples=batch / _passes(run),
-            time_s=plain_subject(name, run).step.alone_ns * 1e-9 / passes,
+            time_s=(step.alone_ns * 1e-9 if alone is None else alone.time_s) / passes,
         )
 
 

@@ -22,7 +22,7 @@ from fullwire.answers.conditions import (
     taken,
 )
 from fullwire.answers.fragments import (
-    left_out,
+    about_fragments,
     only_reachable,
     only_runnable,
     only_shown,
@@ -152,7 +152,7 @@ class WhatIf(Result):
 
     @property
     def all_notes(self) -> tuple[Finding, ...]:
-        """Return the notes on the metric's target, on which its answer rests, and the others."""
+        """Return the notes on a metric's target, which say most, and then the predictions'."""
         return self.notes if self.to_target is None else (*self.to_target.notes, *self.notes)
 
     @property
@@ -477,7 +477,7 @@ def _predicted(
         targets=reaching,
         basis={name: run.provenance.basis for name, run in many},
         lane=grid.lane,
-        notes=(*left_out(fragments, grid.local_steps), *notes),
+        notes=(*about_fragments(fragments, grid.local_steps, whole), *notes),
         tuning=tuple(itertools.islice(_tuning(subjects[0], grid), MOST_TUNED)),
         subjects=tuple(subjects),
         whole=tuple(whole),

@@ -56,6 +56,11 @@ _SHARES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0)  # of the noise, by 
 _QUICKEST, _FADES = 0.7, 12  # of the shared noise, that fades from one value to the next
 _FEWEST_LENGTHS = 4  # of the slowest fading, in all values
 _NOISES = 8
+_TREND = 6  # powers of the logarithm of steps, that a whole curve follows apart from its noise
+_OF_TREND = 4  # turns over the curve, that the trend follows itself
+_MOST_TOLD = 4000  # values, or means of as many groups, that tell the noise of a curve
+_CUT = 4.0  # standard deviations, beyond which a value is a spike
+_AT_PARABOLA = 9 / 4  # times the variance of a mean, in the middle of a parabola
 _POWERS = np.geomspace(0.1, 2.0, 100)
 _LEVELS = np.geomspace(1e-3, 3.0, 120)  # below the least value, in spans of the curve
 
@@ -124,7 +129,9 @@ def _crossing_of(curve: Curve, goal: Goal) -> _Crossing | None:
     # It may rise again after a dip, as the loss of a validation does: only its way down counts.
     means, ends = _blocks(values, _DIPS)
     lowest = int(np.argmin(means))
-    sure = _SURE_OF_DIP * _noise(steps, values) / np.sqrt(len(values) / len(means))
+    of_block = len(values) / len(means)
+    shared_s = _shared(steps, values).deviation(of_block)
+    sure = _SURE_OF_DIP * max(_noise(steps, values) / np.sqrt(of_block), shared_s)
     if means[lowest] > wanted - sure:
         return None
     return _crossing_at(steps, values, wanted, _parting(values[: ends[lowest + 1]], wanted))
@@ -142,7 +149,7 @@ def _crossing_at(steps: Floats, values: Floats, wanted: float, place: int) -> _C
     shift = 1 - min(0.0, float(steps[0]))
     logs = np.log(steps + shift)
     near = slice(max(0, place - _NEAR), place + _NEAR)
-    noise = _noise(logs[near], values[near])
+    noise, shared = _noise(logs[near], values[near]), _shared(steps, values)
     centre = float(logs[place - 1] + logs[place]) / 2
     widths, best = np.log(_WINDOWS), None
     for _ in range(_ROUNDS):
@@ -152,9 +159,19 @@ def _crossing_at(steps: Floats, values: Floats, wanted: float, place: int) -> _C
         pairs = zip(begins.tolist(), ends.tolist(), strict=True)
         spans = {(begin, end) for begin, end in pairs if end - begin >= _FEWEST}
         if not spans:
-            return _between(steps, values, wanted, place)
+            # Hardly any other value: it crosses on the line between two.
+            high, low = values[place - 1], values[place]
+            share = (high - wanted) / (high - low) if high > wanted >= low else 1.0
+            before, after = float(steps[place - 1]), float(steps[place])
+            return _Crossing(float(before + share * (after - before)), before, after)
         fits = [
-            _fit(logs[begin:end], values[begin:end] - wanted, centre, noise)
+            _fit(
+                logs[begin:end],
+                values[begin:end] - wanted,
+                centre,
+                noise,
+                _AT_PARABOLA**0.5 * shared.deviation(end - begin),
+            )
             for begin, end in sorted(spans)
         ]
         best = min(fits, key=lambda fit: fit.error).crossing
@@ -168,14 +185,6 @@ def _crossing_at(steps: Floats, values: Floats, wanted: float, place: int) -> _C
     if at > steps[-1] + (after - before):
         return None
     return _Crossing(float(min(at, steps[-1])), float(min(low, before)), float(max(high, after)))
-
-
-def _between(steps: Floats, values: Floats, wanted: float, place: int) -> _Crossing:
-    """Return the crossing of the line between two values, of a curve with hardly any other."""
-    high, low = values[place - 1], values[place]
-    share = (high - wanted) / (high - low) if high > wanted >= low else 1.0
-    before, after = float(steps[place - 1]), float(steps[place])
-    return _Crossing(float(before + share * (after - before)), before, after)
 
 
 def _noise(logs: Floats, values: Floats) -> float:
@@ -203,8 +212,12 @@ def _blocks(values: Floats, most: int) -> tuple[Floats, list[int]]:
     return np.array(means), ends
 
 
-def _fit(logs: Floats, values: Floats, centre: float, noise: float) -> _Fit:
-    """Fit a parabola to a window, and find where it falls through 0."""
+def _fit(logs: Floats, values: Floats, centre: float, noise: float, shared: float) -> _Fit:
+    """Fit a parabola to a window, and find where it falls through 0.
+
+    The parabola follows noise that all values of the window share: its height is no surer than
+    `shared`.
+    """
     means, ends = _blocks(values, _BLOCKS)
     sizes = np.diff(ends)
     place = np.add.reduceat(logs, ends[:-1]) / sizes - centre
@@ -216,10 +229,10 @@ def _fit(logs: Floats, values: Floats, centre: float, noise: float) -> _Fit:
     squares = float(misses @ misses)
     variance = max(squares / (len(means) - count), noise**2 / float(sizes.mean()))
     # A fit takes some of the correlation of its misses away.
-    shared = count / len(means) + (float(misses[1:] @ misses[:-1]) / squares if squares else 0.0)
-    shared = min(max(shared, 0.0), _MOST_SHARED)
+    alike = count / len(means) + (float(misses[1:] @ misses[:-1]) / squares if squares else 0.0)
+    alike = min(max(alike, 0.0), _MOST_SHARED)
     inverse = np.linalg.inv(triangle)
-    covariance = variance * (1 + shared) / (1 - shared) * inverse @ inverse.T
+    covariance = variance * (1 + alike) / (1 - alike) * inverse @ inverse.T
 
     side = _SIDE * float(place[-1] - place[0])
     grid = np.linspace(place[0] - side, place[-1] + side, _POINTS)
@@ -234,23 +247,22 @@ def _fit(logs: Floats, values: Floats, centre: float, noise: float) -> _Fit:
     if len(means) >= count + _MORE:
         more = np.linalg.lstsq(np.vander(place, count + 1, increasing=True), means, rcond=None)[0]
         bent = float(np.polynomial.polynomial.polyval(cross, more - np.append(found, 0)))
-    error = float(np.hypot(np.sqrt(covariance[0, 0]), bent))
+    error = float(np.hypot(max(float(np.sqrt(covariance[0, 0])), shared), bent))
     if at is None:
         return _Fit(error, None)
-    squared = np.einsum("ij,jk,ik->i", shapes, covariance, shapes) + bent**2
-    band = _student(len(means) - count) * np.sqrt(np.maximum(squared, 0.0))
+    squared = np.einsum("ij,jk,ik->i", shapes, covariance, shapes)
+    squared = np.maximum(squared, shared**2) + bent**2
+    # The 95th percentile of Student's distribution, by its series in 1 / degrees of freedom.
+    degrees = len(means) - count
+    first = (NORMAL_90**3 + NORMAL_90) / 4
+    second = (5 * NORMAL_90**5 + 16 * NORMAL_90**3 + 3 * NORMAL_90) / 96
+    student = NORMAL_90 + first / degrees + second / degrees**2
+    band = student * np.sqrt(np.maximum(squared, 0.0))
     off = float(band[at]) * step / fall
     above, below = grid[(grid < cross) & (heights > band)], grid[(grid > cross) & (heights < -band)]
     low = min(cross - off, above[-1] if len(above) else grid[0])
     high = max(cross + off, below[0] if len(below) else grid[-1])
     return _Fit(error, _Crossing(centre + cross, float(centre + low), float(centre + high)))
-
-
-def _student(degrees: int) -> float:
-    """Return the 95th percentile of Student's distribution, by its series in 1 / degrees."""
-    first = (NORMAL_90**3 + NORMAL_90) / 4
-    second = (5 * NORMAL_90**5 + 16 * NORMAL_90**3 + 3 * NORMAL_90) / 96
-    return NORMAL_90 + first / degrees + second / degrees**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +276,11 @@ class _Noise:
     def in_a_mean(self) -> float:
         """How much more it adds to the variance of a long mean than each value's own noise."""
         return self.shared * (1 + self.kept) / (1 - self.kept) + 1 - self.shared
+
+    @property
+    def between_neighbours(self) -> float:
+        """The variance around the line between two neighbours, as a share of that of a value."""
+        return self.shared * (1 - self.kept) * (3 - self.kept) / 3 + 1 - self.shared
 
     def apart(self, counts: Floats) -> tuple[Floats, Floats]:
         """Return what takes the correlation of neighbouring means away, and their weights.
@@ -288,7 +305,50 @@ class _Noise:
 _ALONE = _Noise(shared=0.0, kept=0.0)
 
 
-def _noises_of(off: Floats) -> list[_Noise]:
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """The noise that values of a curve share with their neighbours, as several likely ones."""
+
+    variance: float  # of a value, or of a group's mean, around a smooth trend
+    between: float  # of one around the line between its neighbours, as a deviation
+    noises: tuple[_Noise, ...]
+    group: float  # values of a group
+
+    def deviation(self, count: float) -> float:
+        """Return the standard deviation of the mean of so many values by what they share.
+
+        What a smooth curve misses its trend by is no noise: neighbours then hardly differ.
+        """
+        groups = max(count / self.group, 1.0)
+        variances = [
+            min(self.variance, self.between**2 / each.between_neighbours)
+            * each.shared
+            * min(1.0, (1 + each.kept) / (1 - each.kept) / groups)
+            for each in self.noises
+        ]
+        return float(np.sqrt(np.mean(variances)))
+
+
+def _shared(steps: Floats, values: Floats) -> _Shared:
+    """Tell the shared noise by what a curve misses a smooth trend."""
+    count = min(len(values), _MOST_TOLD)
+    if count < _TREND * _FEWEST:
+        return _Shared(0.0, 0.0, (_ALONE,), 1.0)
+    begins = np.linspace(0, len(values), count + 1).astype(int)[:-1]
+    sizes = np.diff(np.append(begins, len(values)))
+    logs = np.log(np.add.reduceat(steps, begins) / sizes + 1 - min(0.0, float(steps[0])))
+    means = np.add.reduceat(values, begins) / sizes
+    late = steps[begins] >= WARM_UP * steps[-1]
+    logs, means = logs[late], means[late]
+    trend = np.polynomial.Polynomial.fit(logs, means, _TREND)
+    off = means - trend(logs)
+    most = _CUT * float(np.median(np.abs(off))) / 0.6745
+    off = np.clip(off, -most, most)
+    noises = tuple(_noises_of(off, _OF_TREND))
+    return _Shared(float(off.var()), _noise(logs, off), noises, len(values) / count)
+
+
+def _noises_of(off: Floats, slowest: int = _SLOWEST) -> list[_Noise]:
     """Tell the noise from what values miss their law by: a few that are likely, each as much.
 
     Shared noise is strong in slow changes, and each value's own is the same in all. So a little
@@ -296,10 +356,10 @@ def _noises_of(off: Floats) -> list[_Noise]:
     itself, which are left out. Few values do not tell their noise well: the few that are taken
     spread over all that are likely, by how much they add to a long mean.
     """
-    power = np.square(np.abs(np.fft.rfft(off - off.mean())))[_SLOWEST:]
+    power = np.square(np.abs(np.fft.rfft(off - off.mean())))[slowest:]
     if len(power) < FEWEST or not power.any():
         return [_ALONE]
-    turn = np.cos(2 * np.pi * np.arange(_SLOWEST, _SLOWEST + len(power)) / len(off))
+    turn = np.cos(2 * np.pi * np.arange(slowest, slowest + len(power)) / len(off))
     fades = np.geomspace(_QUICKEST, min(_QUICKEST, max(_FEWEST_LENGTHS / len(off), 1e-3)), _FADES)
     noises = [_ALONE] + [
         _Noise(shared=shared, kept=1 - float(fade)) for shared in _SHARES for fade in fades

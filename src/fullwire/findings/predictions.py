@@ -279,6 +279,19 @@ class FragmentsLeftOut(Finding):
     settings: tuple[str, ...]
 
 
+class FragmentsTakenAlike(Finding):
+    """What fragments of a run are taken to be whose gradients are whole buckets."""
+
+    template = (
+        "{runs:list}: the trace shows buckets of gradients, and not the parameters in them. Its "
+        "fragments are taken to be of one size. fullwire.elastic ends them between parameters, and "
+        "each has a parameter at least."
+    )
+    is_assumption = True
+
+    runs: tuple[str, ...]
+
+
 class StepsPredictedAlike(Finding):
     """The answer of several predictions that all have the same step."""
 

@@ -20,7 +20,7 @@ from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.run.kinds import Kind
 from fullwire.run.placement import UNKNOWN_PLACEMENT, Placement
-from fullwire.simulation.buckets import BucketPolicy
+from fullwire.simulation.buckets import BucketPolicy, fragment_shares
 from fullwire.simulation.step import Step
 from fullwire.simulation.stragglers import AsRecorded, Jitter
 from fullwire.simulation.transport import FullTransport, Transport
@@ -204,6 +204,7 @@ class Subject:
     is_on_devices: bool = False  # which carry out its collectives; else processors do
     is_of_lab: bool = False  # the recorded hosts share one machine, and have links between them
     fragments: int = 1  # of the parameters; several are averaged apart, each beside a step
+    has_parameters: bool = True  # else each of its gradients is a whole bucket of them
     round_s: float = 0.0  # what a rank does once in a round of local steps, beyond its steps
     recorded_rounds: float = 0.0  # in a step, whose recorded time has their part of that
     passes: float = 1.0  # whose gradients a recorded step adds up; a mean where steps differ
@@ -263,6 +264,15 @@ class Subject:
         in the last backward pass of a round.
         """
         return local_steps == 1 or self.fragments > 1 or self.step.sums_amidst
+
+    def shares_of(self, fragments: int) -> Floats:
+        """Return the share of the bytes that each of so many fragments of the parameters has.
+
+        Where a bucket has parameters that nobody knows, fragments of like sizes may end within it.
+        """
+        if self.has_parameters:
+            return fragment_shares(self.step.bytes, fragments)
+        return np.full(fragments, 1 / fragments)
 
     def crowd(self, workers: Sequence[int]) -> Floats:
         """Return how many ranks share a processor, one at the least."""

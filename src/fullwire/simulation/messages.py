@@ -24,7 +24,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.collectives.tuning import AUTO
 from fullwire.compression.compressor import Combining, Compressor
 from fullwire.errors import UsageError
-from fullwire.simulation.buckets import BucketPolicy, Buckets, fragment_shares
+from fullwire.simulation.buckets import BucketPolicy, Buckets
 from fullwire.simulation.grid import Grid, Order, Residue, Subject, tried
 from fullwire.simulation.on_links import OnLinks, Routed, routed_s
 from fullwire.simulation.schedule import (
@@ -37,6 +37,11 @@ from fullwire.simulation.schedule import (
 )
 from fullwire.simulation.stragglers import AsRecorded, Jitter
 from fullwire.simulation.transport import FullTransport, MeasuredTransport, Transport
+
+# The part of a round's own work that copies all the state; the rest works on the parameters that
+# are due. Measured as processor time with 1 to 8 fragments, of models of 8 and 20 MB with SGD and
+# Adam: 0.32 to 0.55.
+COPIES = 0.43
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -196,9 +201,9 @@ class Messages:
         parts = min(self.subject.fragments, local_steps)
         if parts > 1:
             step_s = self.subject.step.step_ns * 1e-9 * accumulate
-            shares = fragment_shares(self.subject.step.bytes, parts)
             overhead_s = running_sum(
-                np.maximum(exposed.busy_s * share - step_s, 0.0) for share in shares.tolist()
+                np.maximum(exposed.busy_s * share - step_s, 0.0)
+                for share in self.subject.shares_of(parts).tolist()
             )
         overhead_s = overhead_s + exposed.by_others_s
         overhead_s = overhead_s + self.subject.step.packing_ns * 1e-9
@@ -206,7 +211,8 @@ class Messages:
         if apart > 1:
             overhead_s = (overhead_s - exposed.by_others_s) / apart + exposed.by_others_s
         workers = self.workers[chosen]
-        rounds = parts / apart if local_steps > 1 else 0.0  # in a pass
+        # Each fragment has a round: it copies all the state, and changes its own parameters alone.
+        rounds = (1 + COPIES * (parts - 1)) / apart if local_steps > 1 else 0.0  # in a pass
         overhead_s = overhead_s + self.subject.round_s * (rounds - self.subject.recorded_rounds)
         # Ranks meet for each fragment, and are late for each other as often.
         late_s = jitter.late_s(self.subject.step, workers, apart // parts)[:, None, None]

@@ -60,6 +60,8 @@ def plain_subject(
         is_on_devices=not sums_on_processors(run),
         is_of_lab=has_links_in_a_machine(run),
         fragments=fragments,
+        # A profiler's trace shows messages, which are taken for gradients that go alone.
+        has_parameters=run.provenance.origin != "imported" or run.facts.buckets != "none",
         round_s=_round_s(run),
         recorded_rounds=fragments / local_steps_of(run) if run.facts.local_steps else 0.0,
     )
@@ -86,8 +88,9 @@ def _refuse_without_computing(name: str, run: Run) -> None:
 def _round_s(run: Run) -> float:
     """Return what a rank does once in a round beyond the work of a step; 0 where none shows.
 
-    It copies its state, writes its changes, and takes the outer optimizer's step. Fragments do that
-    while a sum travels, and a round of one step has no step without it.
+    It copies its state, writes its changes, and takes the outer optimizer's step. A round of one
+    step has no step without it. With fragments a step that a sum is beside is longer for its
+    contention, too, and nothing tells the two apart: predictions keep both as recorded.
     """
     every, sums = run.facts.local_steps or 1, run.collectives
     if every == 1 or (run.facts.fragments or 1) > 1 or not len(sums):
