@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.answers.whatif import WhatIf
+from fullwire.clusters import cluster as described_cluster
+from fullwire.clusters.measured import Measured
+from fullwire.collectives.library import USUAL_PROTOCOLS
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.importers import read
 from fullwire.run.facts import Facts, FactValue
@@ -501,3 +504,31 @@ def test_several_workers_whose_steps_lack_communication_are_not_predicted() -> N
     assert f"Fixes are not predicted: {NO_COMMUNICATION}." in sentences(fw.explain(silent).notes)
     alone = dataclasses.replace(silent, facts=silent.facts | Facts(workers=1))
     assert factor(alone, workers=3, bandwidth="1Gbps") < 1  # sums of its gradients are supposed
+
+
+def test_conditions_of_a_target_may_be_arrays_and_empty_lists() -> None:
+    with pytest.raises(UsageError, match="global batch: expected a metric as the target with it"):
+        fw.whatif("vgg16@v100", global_batch=np.array([256, 512]))
+    assert len(fw.whatif("vgg16@v100", curve=[])) > 0
+
+
+def test_a_run_played_on_a_fitted_cluster_may_be_asked_about_another() -> None:
+    measured = Measured(
+        protocols=USUAL_PROTOCOLS, tree_share=0.9, pair_share=1.0, spread=0.1, source="a test"
+    )
+    described = dataclasses.replace(described_cluster("dgx-h100", 4), measured=measured)
+    played = fw.replay("vgg16@v100", cluster=described)
+    assert set(fw.whatif(played, cluster=described)["algorithm"]) == {"library"}
+    assert "library" not in set(fw.whatif(played, cluster="dgx-a100")["algorithm"])
+
+
+def test_buckets_are_refused_for_a_run_that_keeps_its_gradients() -> None:
+    with pytest.raises(UsageError, match="buckets: expected a run whose collectives sum"):
+        fw.whatif(a_job_of_experts(), bandwidth="10Gbps", workers=3, buckets="ddp")
+
+
+def test_a_run_without_marks_of_steps_is_not_called_silent() -> None:
+    job = a_trained_job()
+    unmarked = dataclasses.replace(job, spans=job.spans.rows(job.spans.name != "step"))
+    with pytest.raises(UsageError, match="a what-if needs a host span named 'step'"):
+        fw.whatif(unmarked, bandwidth="10Gbps")

@@ -70,7 +70,9 @@ class Asked:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         target = values.pop("target")
         given = [
-            name.replace("_", " ") for name, value in values.items() if value not in (None, ())
+            name.replace("_", " ")
+            for name, value in values.items()
+            if not (value is None or (isinstance(value, tuple | list) and not value))
         ]
         if given:
             got = "" if target is None else f", got {shown(target)}"

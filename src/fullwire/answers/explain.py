@@ -223,8 +223,8 @@ class Explanation(Result):
         low_s, high_s = self.baseline_between_s
         crowding = self.detail.crowding
         source = crowding.source if crowding.is_told else ""
-        is_open = self.detail.untold_crowding_s > 0
-        return Estimated(source=source, low_s=low_s, high_s=high_s, is_open=is_open)
+        is_between = bool(source) or self.detail.untold_crowding_s > 0
+        return Estimated(source=source, low_s=low_s, high_s=high_s, is_between=is_between)
 
     def _in_short(self) -> Iterator[str]:
         yield self.verdict.sentence

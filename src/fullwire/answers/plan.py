@@ -435,7 +435,7 @@ def _target(
     elif devices < here.devices_per_node:
         here = described_cluster(part_of_nodes(here, devices), 1)
     else:
-        here = on_devices(here, devices, degrees)
+        here = on_devices(here, devices, degrees, what="to")
     return here, None, known.whole_node - here.devices_per_node
 
 

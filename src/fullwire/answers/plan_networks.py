@@ -86,24 +86,30 @@ def with_devices(
     return [on_devices(described_cluster(one), number, degrees) for one in given]
 
 
-def on_devices(machine: Cluster, devices: int, degrees: Mapping[str, int | str]) -> Cluster:
-    """Return a cluster with so many devices in use: a part of each node's, or all of them."""
+def on_devices(
+    machine: Cluster, devices: int, degrees: Mapping[str, int | str], what: str = "devices"
+) -> Cluster:
+    """Return a cluster with so many devices in use: a part of each node's, or all of them.
+
+    - `what`: the option that asks for them, which a refusal names.
+    """
     if there := _nodes_for(machine, devices, degrees):
         return there
-    reach = 4 * machine.devices_per_node
+    reach = machine.devices if machine.is_torus else 4 * machine.devices_per_node
     sides = range(devices - 1, max(0, devices - reach), -1), range(devices + 1, devices + reach)
     found = [next((n for n in side if _nodes_for(machine, n, degrees)), None) for side in sides]
     nearest = [f"{value:,}" for value in found if value is not None]
+    near = f". The nearest: {' and '.join(nearest)}" if nearest else ""
     raise UsageError(
-        f"devices: expected as many as whole nodes of {machine.name} have in use, got {devices:,}. "
-        f"The nearest: {' and '.join(nearest)}"
+        f"{what}: expected as many as whole nodes of {machine.name} have in use, got {devices:,}"
+        + near
     )
 
 
 def _nodes_for(machine: Cluster, devices: int, degrees: Mapping[str, int | str]) -> Cluster | None:
     for of_node in (usable(machine, {}).devices_per_node, machine.devices_per_node):
         nodes, others = divmod(devices, of_node)
-        if nodes and not others:
+        if nodes and not others and (nodes == machine.nodes or not machine.is_torus):
             there = described_cluster(machine, nodes)
             if usable(there, degrees).devices == devices:
                 return there

@@ -445,22 +445,23 @@ def measured_steps(
     try:
         with opened(path) as file:
             table = csv.DictReader(io.StringIO(file.read().decode("utf-8-sig"), newline=""))
-            columns = [_ALIASES.get(name, name) for name in map(str.lower, table.fieldnames or ())]
+            heading = list(table.fieldnames or ())
+            columns = [_ALIASES.get(name, name) for name in map(str.lower, heading)]
             table.fieldnames = columns
             rows = list(table)
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"calibrate: expected a table of measured steps: {error}") from None
     known = (*FIXABLE, "step_time_s")
     plain = {name.replace("_", "") for name in (*known, *_MISNAMED)}
-    for name in columns:
-        if name not in known and name.lower().replace("_", "") in plain:
+    for name, told in zip(columns, heading, strict=True):
+        if name not in known and name.replace("_", "") in plain:
             raise UsageError(
-                f"calibrate: {path}: expected columns among {', '.join(known)}, got {shown(name)}"
+                f"calibrate: {path}: expected columns among {', '.join(known)}, got {shown(told)}"
             )
     twice = [name for place, name in enumerate(columns) if name in columns[:place]]
     if twice or "step_time_s" not in columns:
         expected = f"one column {twice[0]}" if twice else "a column step_time_s between commas"
-        raise DamagedInput(path, f"expected {expected}, got {shown(','.join(columns))}", line=1)
+        raise DamagedInput(path, f"expected {expected}, got {shown(','.join(heading))}", line=1)
     result = []
     for number, row in enumerate(rows, start=2):
         if len(row) > len(columns):  # the cells beyond the heading have no name

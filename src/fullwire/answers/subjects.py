@@ -246,6 +246,7 @@ class Conditions:
         latencies = (usual_latency, _recorded(runs, "latency_s", 0.0))
         usual_steps = {local_steps_of(run) for run in runs}
         devices = self._devices(chosen)
+        was = _recorded(runs, "algorithm", usual)  # a fitted cluster's, where it is the library's
         return Grid(
             workers=several(_first(self.workers, devices, usual_workers), worker_count),
             bandwidth_bps=several(_first(self.bandwidth, *rates), rate),
@@ -256,7 +257,7 @@ class Conditions:
                 lambda text: bucket_policy(str(text)),
             ),
             are_buckets_asked=self.buckets is not None,
-            algorithms=several(_first(self.algorithm, _recorded(runs, "algorithm", usual)), str),
+            algorithms=several(_first(self.algorithm, was if was != LIBRARY else usual), str),
             latency_s=several(_first(self.latency, *latencies), latency),
             accumulate=several(
                 self.accumulate, lambda value: count(value, "accumulate", MOST_APART)
@@ -378,7 +379,7 @@ def subjects_of(
         passes = 1 if is_modelled else passes_of_step(run) or 1
         subjects.append(replace(subject_of(name, run, transports), passes=passes))
     are_asked = {
-        "buckets": any(str(policy) != "ddp" for policy in grid.buckets),
+        "buckets": grid.are_buckets_asked,
         "compression": any(not codec.is_free or codec.ratio != 1 for codec in grid.compressors),
         "accumulate": max(grid.accumulate) > 1,
         "local steps": max(grid.local_steps) > 1,

@@ -462,8 +462,9 @@ def _predicted(
         from fullwire.simulation.target import targets
 
         named_subjects = with_names(subjects, changes)
-        of_name = {each.name: each.fragments for each in named_subjects}
-        reaching = only_reachable(targets(named_subjects, grid, wanted, those), of_name)
+        reaching = targets(named_subjects, grid, wanted, those)
+        if "fragments" in changes:
+            reaching = only_reachable(reaching, {one.name: one.fragments for one in named_subjects})
     suspected: tuple[Suspicion, ...] = ()
     if grid.cluster is not None:
         from fullwire.answers.suspects import suspicions

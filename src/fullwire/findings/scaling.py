@@ -36,12 +36,7 @@ class Estimated(Finding):
     source: str  # "" if the run does not show computation by itself
     low_s: float
     high_s: float
-    is_open: bool = False  # contention may be long, and is not known
-
-    @property
-    def is_between(self) -> bool:
-        """Say whether the range is worth its place: it is from something, or wide."""
-        return bool(self.source) or self.is_open
+    is_between: bool  # worth its place: it is from something, or contention is not known
 
 
 class WithFullLinks(Finding):

@@ -77,7 +77,8 @@ def is_silent(run: Run) -> bool:
         return False
     steps = np.unique(marks_of_steps(run).step)
     waits = run.spans.step[run.spans.lane == "communication"]
-    return not np.isin(steps, np.append(run.collectives.step, waits)).any()
+    sends = np.isin(steps, np.append(run.collectives.step, waits))
+    return bool(len(steps)) and not sends.any()
 
 
 def _sent(kinds: Sequence[Kind]) -> list[Sending]:

@@ -104,11 +104,8 @@ def _round_s(run: Run) -> float:
         if not ends_round.any() or ends_round.all():
             return 0.0
         # All averages of a round are on their way at once, and nothing is computed meanwhile.
-        apart_ns = [
-            int(of_step.end_ns.max() - of_step.issue_ns.min())
-            for step in steps.step[ends_round].tolist()
-            if len(of_step := own.rows(own.step == step))
-        ]
+        of_rounds = (own.rows(own.step == step) for step in steps.step[ends_round].tolist())
+        apart_ns = [int(each.end_ns.max() - each.issue_ns.min()) for each in of_rounds]
         beyond_ns = np.median(length_ns[ends_round] - apart_ns) - np.median(length_ns[~ends_round])
         found.append(max(float(beyond_ns), 0.0) * 1e-9)
     return float(np.mean(found))
