@@ -280,7 +280,7 @@ class FragmentsLeftOut(Finding):
 
 
 class FragmentsTakenAlike(Finding):
-    """What fragments of a run are taken to be whose gradients are whole buckets."""
+    """The fragments of a run whose gradients are whole buckets are taken to be alike."""
 
     template = (
         "{runs:list}: the trace shows buckets of gradients, and not the parameters in them. Its "
