@@ -604,6 +604,7 @@ def test_ranks_that_a_command_starts_and_the_list_lacks_are_damage(
         "mpirun -np 8 ./build/all_gather_perf\n# Collective test starting: all_reduce_perf",
         "mpirun -np 8 ./build/all_gather_perf\n./build/all_reduce_perf -g 2",
         "mpirun -np 1 --tag-output ./build/all_reduce_perf -b 8 -n 20",
+        "mpirun --a-flag ./build/all_reduce_perf -b 8 -n 20",
     ],
 )
 def test_a_command_that_does_not_start_more_ranks_leaves_its_table_whole(

@@ -39,7 +39,7 @@ _NODES_OR_OF_A_NODE = re.compile(r"\s-N[ =]?(\d{1,6})(?=\s)")
 _LAUNCHER = re.compile(
     r"(?<![\w.-])(mpirun|mpirun_rsh|mpiexec(?:\.\w+)?|orterun|prterun|prun|aprun|srun)\s"
 )
-_BENCHMARK = re.compile(r"\bosu_[a-z]\w*|\w_perf\b")
+_BENCHMARK = re.compile(r"\b(?:osu_[a-z]\w*|\w*_perf)\b")
 _WORDS = re.compile(r"(?:\"[^\"]*\"|'[^']*'|\S)+")
 # Of a launcher's options: those without a value, and those with two.
 _FLAGS = (
