@@ -474,6 +474,14 @@ def test_single_steps_may_be_negative_and_the_ratio_of_means_is_not() -> None:
     assert noise_scale(noise, None, "a run").batch > 0
 
 
+def test_the_order_of_noise_rows_changes_no_scale_while_the_ranks_change() -> None:
+    """Each row keeps the ranks of its own."""
+    few, many = some_noise(1000, ranks=2, steps=200), some_noise(1000, ranks=16, steps=200)
+    noise = Noise.joined([few, dataclasses.replace(many, step=many.step + 200)])
+    turned = noise.rows(np.arange(len(noise))[::-1])
+    assert noise_scale(turned, None, "a") == noise_scale(noise, None, "a")
+
+
 def test_a_restarts_steps_count_once_with_their_later_value() -> None:
     curve = curve_of(
         metrics([1, 2, 3, 2, 3, 4], [5, 4, 9, 3, 2, 1], times_ns=[1, 2, 3, 4, 5, 6]), "loss", "a"
