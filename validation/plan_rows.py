@@ -38,6 +38,7 @@ from fullwire.workloads.layout import (
     undivided,
 )
 from fullwire.workloads.stage_memory import BESIDE_BYTES, stages
+from validation.plan_cells import devices_in, number_in, sequences_in, whole
 
 # Usual machines of a family: devices of a node, and GB/s of each device within it and to others.
 MACHINES: Mapping[str, tuple[int, float, float]] = {
@@ -119,7 +120,7 @@ def measured(cells: Mapping[str, str | None], number: int) -> Measured:
     row, assumed = _plain(cells), list[str]()
     device = device_named(row.get("gpu", ""), assumed)
     architecture = architecture_of(row, assumed)
-    gpus = min(_devices(row) or _devices_of_degrees(row, assumed), MOST_DEVICES // 64)
+    gpus = min(devices_in(row) or _devices_of_degrees(row, assumed), MOST_DEVICES // 64)
     layout, share = layout_of(row, architecture, device, gpus, assumed)
     cluster = cluster_of(row.get("network", ""), device, gpus, assumed)
     step_s = number_in(row, "step_time_s")
@@ -148,12 +149,6 @@ def measured(cells: Mapping[str, str | None], number: int) -> Measured:
         memory_gib=number_in(row, "mem_gib"),
         out_of_memory=row.get("oom") == "1",
     )
-
-
-def _devices(row: Mapping[str, str]) -> int | None:
-    """Return the devices that a row counts, as in "32" and as in "4x8" of nodes with eight each."""
-    by_node = re.fullmatch(r"(\d+)\s*x\s*(\d+)", row.get("gpus", "").lower())
-    return int(by_node[1]) * int(by_node[2]) if by_node else whole(row, "gpus")
 
 
 def _devices_of_degrees(row: Mapping[str, str], assumed: list[str]) -> int:
@@ -324,7 +319,7 @@ def _degrees(
     if "dp" in is_open:
         degrees["dp"] = left
         is_sure = len(is_open) == 1
-    elif len(is_open) == 1 and _devices(row) and known * left == gpus:
+    elif len(is_open) == 1 and devices_in(row) and known * left == gpus:
         is_sure = is_sure or _divides(is_open[0], left, model)
         degrees[is_open[0]] = left if is_sure else 1
     elif is_open == ["tp", "pp"]:
@@ -373,7 +368,7 @@ def layout_of(
     degrees["etp"] = nearest_divisor(ranks, degrees["etp"])
     degrees["ep"] = nearest_divisor(ranks // degrees["etp"], degrees["ep"])
     microbatch = whole(row, "mbs")
-    batch = _sequences(row, whole(row, "seq") or model.sequence)
+    batch = sequences_in(row, whole(row, "seq") or model.sequence)
     if not microbatch:
         microbatch = nearest_divisor(max(1, (batch or dp) // dp), 1)
         assumed.append("microbatch")
@@ -438,15 +433,6 @@ def layout_of(
         sizes = divisors(planned // dp)[::-1] if is_fsdp or zero == 3 else (4, 2)
         layout = _largest_microbatch(layout, model, device, sizes, is_free=stated is None)
     return layout, batch / planned
-
-
-def _sequences(row: Mapping[str, str], length: int) -> int | None:
-    """Return the sequences of a global batch, which a cell may give in tokens ("4M tokens")."""
-    found = re.match(r"(.*?\d)\s*([km]?)\s*tok", row.get("gbs", "").lower())
-    if found is None:
-        return whole(row, "gbs")
-    tokens = (number_in({"": found[1]}, "") or 0) * {"k": 2**10, "m": 2**20}.get(found[2], 1)
-    return max(1, round(tokens / length)) if tokens else None
 
 
 def _largest_microbatch(
@@ -561,39 +547,3 @@ def cluster_of(text: str, device: Accelerator, gpus: int, assumed: list[str]) ->
         nics=Nics(per_node=here, rate_bps=nic_bps, latency_s=5e-6),
         network=LeafSpine(nodes_per_leaf=32, by_rail=False, latency_s=1e-6),
     )
-
-
-def whole(row: Mapping[str, str], name: str) -> int | None:
-    """Return a cell as a whole number above 0, or None."""
-    value = number_in(row, name)
-    return round(value) if value and value >= 0.5 else None
-
-
-def number_in(row: Mapping[str, str], name: str) -> float | None:
-    """Return a cell as a number above 0, or None where it is empty or no number of known unit.
-
-    A unit may follow, as in "12.3 s", "850 ms" and "4k" tokens.
-    """
-    text = (row.get(name) or "").lower()
-    found = re.match(r"\s*~?\s*(\d[\d,]*\.?\d*(?:e[+-]?\d+)?)\s*([^\W\d_]*)", text)
-    if found is None or found[2] not in _UNITS:
-        return None
-    # A comma before three digits groups them. Any other one is a decimal point.
-    is_grouped = re.fullmatch(r"\d{1,3}(?:,\d{3})*(?:\.\d*)?(?:e[+-]?\d+)?", found[1])
-    value = float(found[1].replace(",", "" if is_grouped else "."))
-    value *= _UNITS[found[2]]
-    return value if 0 < value < 1e12 else None
-
-
-_PLAIN = (
-    *("", "sec", "second", "token", "tok", "sequence", "seq", "sample", "layer", "head", "expert"),
-    *("gpu", "device", "chip", "rank", "way", "gib"),
-)
-_UNITS: Mapping[str, float] = {  # what may follow a number
-    **{f"{word}{end}": 1 for word in _PLAIN for end in ("", "s")},
-    **dict.fromkeys(("min", "mins"), 60),
-    "k": 1024,
-    "b": 1,
-    "ms": 1e-3,
-    "gb": 1e9 / 2**30,
-}

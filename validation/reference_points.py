@@ -6,7 +6,8 @@ A point is a batch, and the mean that several runs needed to reach the target. T
 takes, for each benchmark, the round with the most batches, the latest of several. It leaves out one
 batch after the other and predicts it from the rest. A benchmark needs three batches. Then each pair
 of batches that differ by 2 to 8 times predicts those at over twice the larger, or under half of the
-smaller one. Of many such predictions of one benchmark, about 1,000 are made, spread evenly.
+smaller one. Of many such predictions, about 1,000 of one benchmark are made and 20,000 in all,
+spread evenly.
 
 The last line is JSON: benchmarks, points, median and 90th percentile of the relative error, and its
 median over the largest batches. `coverage` is the share of points in their 90 % interval.
@@ -228,7 +229,7 @@ def coverage_beyond(of_curves: Mapping[str, Curve]) -> float | None:
     It is None where no benchmark has such batches.
     """
     most = max(1, min(_MOST_FAR, _MOST_FAR_IN_ALL // max(1, len(of_curves))))
-    with progress("pairs tried") as told:
+    with progress("benchmarks predicted beyond their batches") as told:
         far = []
         for done, (name, curve) in enumerate(of_curves.items(), 1):
             far.append(beyond(curve, name, most))

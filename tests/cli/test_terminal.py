@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import io
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
@@ -137,6 +138,19 @@ def test_a_recording_ends_with_the_next_command(tmp_path: Path) -> None:
     *lines, last = recording_lines(place)
     assert last == f"Next: fullwire explain '{place}'"
     assert max(map(len, lines)) <= WIDE
+
+
+def test_a_recording_of_one_step_names_no_mean(tmp_path: Path) -> None:
+    one, two = (
+        next(
+            recording_lines(
+                fw.write(a_trained_job(a_transport(), steps=steps), tmp_path / f"{steps}.run")
+            )
+        )
+        for steps in (1, 2)
+    )
+    assert re.fullmatch(r"fullwire: \d+ ranks?, 1 step of [\d.]+ .?s", one)
+    assert one.count("mean") < two.count("mean") == 1
 
 
 def test_a_long_command_goes_on_after_a_backslash(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 - python ddp.py [none|fp16|builtin-fp16|powersgd|int8|slow]: with this communication hook.
 - python ddp.py compiled: without a hook, through torch.compile.
 - python ddp.py buffers: without a hook, and with a layer whose buffers rank 0 broadcasts.
+- python ddp.py sparse: without a hook, and with an embedding whose gradients are sparse.
 
 With several of these words it trains a model for each of them, and each digest follows its word.
 """
@@ -36,17 +37,21 @@ def train(hook: str, before: str) -> None:
     model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())])
     if hook == "buffers":
         model.append(nn.BatchNorm1d(64))
+    if hook == "sparse":
+        model.insert(0, nn.Embedding(128, 64, sparse=True))
     # With more than one bucket, PowerSGD over Gloo stands still: pytorch#48478. The compiler
     # refuses a first bucket of 1 MiB that is larger than the others.
     whole = hook in ("powersgd", "compiled")
     data = DistributedDataParallel(model, bucket_cap_mb=50 if whole else 0.05)
     register(data, hook)
     trained = torch.compile(data, backend="eager") if hook == "compiled" else data
-    optimizer = torch.optim.Adam(data.parameters(), 0.01)
+    kind = torch.optim.SGD if hook == "sparse" else torch.optim.Adam  # Adam refuses sparse ones
+    optimizer = kind(data.parameters(), 0.01)
     torch.manual_seed(dist.get_rank())
     for _ in range(STEPS):
         optimizer.zero_grad()
-        trained(torch.randn(8, 64)).square().mean().backward()
+        inputs = torch.randint(128, (8,)) if hook == "sparse" else torch.randn(8, 64)
+        trained(inputs).square().mean().backward()
         optimizer.step()
     weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
     digest = hashlib.sha256(weights).hexdigest()

@@ -311,6 +311,19 @@ def test_buffers_that_a_step_begins_with_are_seen_and_train_to_the_same_bits(
 
 
 @needs_torch
+def test_sparse_gradients_are_recorded_and_train_to_the_same_bits(tmp_path: Path) -> None:
+    run, done = recorded(tmp_path, *together(2, "ddp.py", "sparse"))
+    assert weights(done.stdout.decode()) == digests(together(2, "ddp.py", "sparse"))
+    assert run.complete, run.missing
+    sums = run.collectives.rows(run.collectives.op == "allreduce")
+    embedding = sums.rows(sums.bytes == 128 * 64 * 4)  # the whole one, whatever rows were used
+    assert sorted(zip(embedding.rank, embedding.step, strict=True)) == [
+        (rank, step) for rank in (0, 1) for step in range(5)
+    ]
+    assert len(sums) > len(embedding)
+
+
+@needs_torch
 @pytest.mark.parametrize("way", ["seen", "unseen"])
 def test_collectives_that_cpp_issues_are_seen_or_else_counted(tmp_path: Path, way: str) -> None:
     run, _ = recorded(tmp_path, *together(1, "functional.py", way))

@@ -577,6 +577,7 @@ def test_an_average_that_is_not_that_of_the_rows_is_told(tmp_path: Path) -> None
     [
         ("mpirun -np 2 ./build/all_reduce_perf -b 8 -g 2 -n 20", 4),
         ("+ srun -N 2 --ntasks-per-node=1 all_reduce_perf -g 2", 4),
+        ("mpirun -np 1 ./build/all_reduce_perf -g 2 : -np 1 ./build/all_reduce_perf -g 2", 4),
         ("mpirun -np 1 ./build/all_reduce_perf -b 8 -g 2 -n 20", 2),
         ("./build/all_reduce_perf -b 8 -g 2 -n 20", 2),
     ],
@@ -592,6 +593,38 @@ def test_ranks_that_a_command_starts_and_the_list_lacks_are_damage(
     else:
         with pytest.raises(DamagedInput, match="line 1 starts 4 ranks, and 2 are listed"):
             fullwire.fit_cluster([path])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "nice -n 10 mpirun -np 1 ./build/all_reduce_perf -g 2",
+        "nice -n 10 ./build/all_reduce_perf -g 2",
+        "mpirun -np 8 hostname; ./build/all_reduce_perf -g 2",
+        "mpirun -np 8 ./build/all_gather_perf\n# Collective test starting: all_reduce_perf",
+        "mpirun -np 8 ./build/all_gather_perf\n./build/all_reduce_perf -g 2",
+        "mpirun -np 1 --tag-output ./build/all_reduce_perf -b 8 -n 20",
+        "mpirun --a-flag ./build/all_reduce_perf -b 8 -n 20",
+    ],
+)
+def test_a_command_that_does_not_start_more_ranks_leaves_its_table_whole(
+    tmp_path: Path, command: str
+) -> None:
+    path = a_log(tmp_path, "1048576 262144 float sum -1 104.9 10.00 10.00 0 104.9 10.00 10.00 0\n")
+    path.write_text(f"{command}\n{path.read_text()}")
+    [table] = read_tables(path)
+    assert not table.problems
+    assert not table.is_damaged
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_processes_that_print_a_list_each_have_whole_tables(tmp_path: Path, is_mixed: bool) -> None:
+    """Without MPI, each process takes itself for the only one, and lists the ranks of its own."""
+    path = a_log(tmp_path, "1048576 262144 float sum -1 104.9 10.00 10.00 0 104.9 10.00 10.00 0\n")
+    lines = path.read_text().splitlines(keepends=True)
+    both = [line for line in lines for _ in range(2)] if is_mixed else lines * 2
+    path.write_text("".join(["mpirun -np 2 ./build/all_reduce_perf -b 8 -g 2\n", *both]))
+    assert not any("starts" in problem for table in read_tables(path) for problem in table.problems)
 
 
 def test_a_rank_that_is_missing_from_the_list_is_damage(tmp_path: Path) -> None:

@@ -160,7 +160,9 @@ def test_a_row_that_is_damaged_is_said_and_the_table_is_not_fitted(
         lambda: fullwire.fit_cluster([path], devices_per_node=8),
         lambda: fullwire.whatif("vgg16@v100", workers=16, transport=str(path)),
     ):
-        with pytest.raises(DamagedInput, match="line 5 is not whole, and is left out"):
+        with pytest.raises(
+            DamagedInput, match="line 5 is not whole or not in order, and is left out"
+        ):
             ask()
 
 
@@ -170,8 +172,8 @@ def test_rows_that_are_not_in_ascending_order_are_damage(tmp_path: Path) -> None
     path = written(tmp_path, f"{head}# Size       Avg Latency(us)\n{rows}\n512 1000\n")
     [table] = tables(path)
     assert [row.bytes for row in table.rows] == [1024, 4096, 8192]
-    assert table.problems == (f"{path}: line 6 is not whole, and is left out",)
-    with pytest.raises(DamagedInput, match="line 6 is not whole"):
+    assert table.problems == (f"{path}: line 6 is not whole or not in order, and is left out",)
+    with pytest.raises(DamagedInput, match="line 6 is not whole or not in order"):
         fullwire.fit_cluster([path], devices_per_node=8)
 
 
@@ -186,6 +188,12 @@ def test_rows_that_are_not_in_ascending_order_are_damage(tmp_path: Path) -> None
         ("mpirun -np 16 --map-by ppr:4:node osu_allreduce", 16, 4, 4),
         ("mpiexec -n 8 -ppn 4 osu_allreduce : -n 8 osu_allreduce", 16, 4, 4),
         ("mpirun -np 16 osu_allreduce", 16, 0, 0),
+        ("salloc -N 2 mpirun -np 16 osu_allreduce", 16, 0, 0),
+        ("mpirun -np 16 numactl -N 1 osu_allreduce", 16, 0, 0),
+        ("mpirun -np 16 --allow-run-as-root numactl -N 1 osu_allreduce", 16, 0, 0),
+        ("mpirun --mca btl tcp,self -x A='b c' -np 16 -N 4 osu_allreduce -n 3", 16, 4, 4),
+        ("srun -n16 -N4 bash -c 'exec ./osu_allreduce -N 2'", 16, 4, 0),
+        ("export N=4; nice -n 10 mpirun -np 16 -N 4 osu_allreduce 2>&1 | tail -n 4", 16, 4, 4),
     ],
 )
 def test_hosts_that_a_command_states_are_those_of_its_table(
@@ -199,6 +207,23 @@ def test_hosts_that_a_command_states_are_those_of_its_table(
         with pytest.raises(fullwire.UsageError, match=r"osu\.out, line 1: 16 ranks on 4 hosts"):
             fullwire.fit_cluster([path], devices_per_node=8)
     fullwire.fit_cluster([path], devices_per_node=4)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "nice -n 10 ./osu_allreduce",
+        "mpirun -np 8 hostname; ./osu_allreduce",
+        "mpirun -np 8 osu_bcast",
+    ],
+)
+def test_a_command_that_does_not_start_the_table_tells_no_ranks(
+    tmp_path: Path, command: str
+) -> None:
+    title = "# OSU MPI Allreduce Latency Test v5.9\n# Size  Avg Latency(us)\n1024       14.20\n"
+    [table] = tables(written(tmp_path, f"# {command}\n{title}"))
+    assert (table.workers, table.nodes, table.line) == (1, 0, 0)
+    assert "its number of ranks is not told: taken for one" in table.problems[0]
 
 
 @cases(100)

@@ -97,6 +97,11 @@ def test_files_of_which_one_makes_a_run_are_named_as_people_name_them(tmp_path: 
         read(places[0], "vgg16@v100")
     of_two = f"Horovod timelines ({places[0]}) and a workload (vgg16@v100)"
     assert str(found.value) == f"read: expected files of one kind, got {of_two}"
+    log = tmp_path / "nccl.log"  # which goes with any kind, and so is not at fault
+    log.write_text("h:1:2 [0] NCCL INFO NCCL version 2.27.7+cuda13.0\n")
+    with pytest.raises(UsageError) as found:
+        read(log, places[0], "vgg16@v100")
+    assert str(found.value) == f"read: expected files of one kind, got {of_two}"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import fullwire as fw
 from fullwire.answers import samples_to_goal
 from fullwire.answers.compare import noise_of, paces_s
 from fullwire.answers.conditions import read_price
-from fullwire.answers.samples_to_goal import evidence, own_work
+from fullwire.answers.samples_to_goal import Recorded, evidence, own_work
 from fullwire.answers.until import until
 from fullwire.answers.verification import verify
 from fullwire.answers.whatif import WhatIf
@@ -472,6 +472,14 @@ def test_single_steps_may_be_negative_and_the_ratio_of_means_is_not() -> None:
     signals = (4 * noise.mean_squared_norm - noise.ranks_squared_norm) / 3
     assert (signals < 0).any()
     assert noise_scale(noise, None, "a run").batch > 0
+
+
+def test_the_order_of_noise_rows_changes_no_scale_while_the_ranks_change() -> None:
+    """Each row keeps the ranks of its own."""
+    few, many = some_noise(1000, ranks=2, steps=200), some_noise(1000, ranks=16, steps=200)
+    noise = Noise.joined([few, dataclasses.replace(many, step=many.step + 200)])
+    turned = noise.rows(np.arange(len(noise))[::-1])
+    assert noise_scale(turned, None, "a") == noise_scale(noise, None, "a")
 
 
 def test_a_restarts_steps_count_once_with_their_later_value() -> None:
@@ -1697,6 +1705,45 @@ def test_a_changing_batch_with_unknown_samples_before_is_refused() -> None:
     job = warming_up(400, lambda at: 16 + at / 4, first=200)
     with pytest.raises(UsageError, match="its batch changes, and its samples before step 201 are"):
         evidence([("a", job)], read_goal(GOAL), critical_batch=CRITICAL)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (0, 15), (20, 0)])
+def test_values_told_without_new_samples_do_not_stop_the_reading(before: int, after: int) -> None:
+    """A block of such values had a batch of 0, by which the rest of the way was divided."""
+    job = warming_up(300, lambda at: 16 + at / 4, least=40_000)
+    samples = np.pad(job.metrics.samples, (before, after), mode="constant")
+    samples[len(samples) - after :] = job.metrics.samples[-1]
+    table = metrics(
+        np.arange(1, len(samples) + 1), np.pad(job.metrics.value, (before, after), mode="edge")
+    )
+    table = dataclasses.replace(table, samples=samples)
+    plain, again = (
+        Recorded.of("a", dataclasses.replace(job, metrics=each), "loss", 64)
+        for each in (job.metrics, table)
+    )
+    assert again.taken is not None
+    with np.errstate(all="raise"):
+        assert not again.taken.begins_late
+        [point, told] = [each.point(read_goal(GOAL))[0] for each in (plain, again)]
+    assert told.samples == pytest.approx(point.samples, rel=0.1)
+    assert again.taken.batches[-1] == pytest.approx(again.taken.batches.max())
+
+
+@pytest.mark.parametrize(("passes", "steps"), [(8, 25), (32, 31)])
+def test_a_constant_batch_of_several_passes_with_a_value_each_is_no_changing_one(
+    passes: int, steps: int
+) -> None:
+    """The samples of such values rise once in so many of them, as a staircase."""
+    job = warming_up(passes * steps, lambda at: 64)
+    samples = np.repeat(np.arange(steps) * 100.0, passes)
+    table = dataclasses.replace(job.metrics, samples=samples)
+    run = dataclasses.replace(job, metrics=table, facts=job.facts | Facts(step_samples=100))
+    assert Recorded.of("a", run, "loss", 100).taken is None
+    growing = np.repeat(np.cumsum(np.where(np.arange(steps) < steps // 2, 100.0, 400.0)), passes)
+    table = dataclasses.replace(job.metrics, samples=growing)
+    grown = Recorded.of("a", dataclasses.replace(run, metrics=table), "loss", 100)
+    assert grown.taken is not None
+    assert grown.taken.batches[-1] == pytest.approx(4 * grown.taken.batches[0], rel=0.01)
 
 
 def test_a_metric_that_counts_other_steps_than_the_job_has_their_samples() -> None:

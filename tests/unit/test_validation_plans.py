@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from validation import plan_rows, plans
+from validation import plan_cells, plan_rows, plans
 from validation.plan_rows import device_named, read
 
 HEADER = (
@@ -91,9 +91,9 @@ def test_the_last_line_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_cells_may_hold_units() -> None:
     cells = {"step_time_s": "12.3 s", "seq": "4k", "gbs": "1,024", "mbs": "?", "vpp": "-"}
-    read_cells = {name: plan_rows.number_in(cells, name) for name in cells}
+    read_cells = {name: plan_cells.number_in(cells, name) for name in cells}
     assert read_cells == {"step_time_s": 12.3, "seq": 4096, "gbs": 1024, "mbs": None, "vpp": None}
-    assert plan_rows.number_in({"step_time_s": "850 ms"}, "step_time_s") == pytest.approx(0.85)
+    assert plan_cells.number_in({"step_time_s": "850 ms"}, "step_time_s") == pytest.approx(0.85)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_cells_may_hold_units() -> None:
     [("10,5", 10.5), ("8,192", 8192), ("1,234,567", 1234567), ("1,234.5", 1234.5), ("10,50", 10.5)],
 )
 def test_a_comma_groups_three_digits_or_is_a_decimal_point(cell: str, number: float) -> None:
-    assert plan_rows.number_in({"step_time_s": cell}, "step_time_s") == pytest.approx(number)
+    assert plan_cells.number_in({"step_time_s": cell}, "step_time_s") == pytest.approx(number)
 
 
 @pytest.mark.parametrize(
@@ -303,6 +303,32 @@ def test_a_batch_in_tokens_is_read_and_an_unknown_unit_is_a_gap(
 def test_devices_may_be_counted_by_node(tmp_path: Path) -> None:
     assert one_row(tmp_path, gpus="8x8") == one_row(tmp_path)
     assert one_row(tmp_path, gpus="8 nodes") == one_row(tmp_path)  # as its degrees tell
+
+
+@pytest.mark.parametrize(
+    ("cell", "count"),
+    [
+        *(("32", 32), ("32 GPUs", 32), ("4x8", 32), ("4\u00d78", 32), ("4 x 8 GPUs", 32)),
+        *(("1,024x8", 8192), ("1024 H100", 1024), ("8xH100", 8), ("2x8xH100", 16)),
+        *(("1,024 NVIDIA H100 SXM", 1024), ("64 MI300X", 64), ("72 GB200", 72)),
+        *(
+            ("16 nodes", None),
+            ("16 H100 nodes", None),
+            ("4\u00d78 nodes", None),
+            ("4 DGX H100", None),
+            ("8x what", None),
+        ),
+        *(("", None), ("0", None), ("4x0", None)),
+    ],
+)
+def test_devices_are_counted_as_sources_write_them(cell: str, count: int | None) -> None:
+    assert plan_cells.devices_in({"gpus": cell}) == count
+
+
+def test_a_batch_may_be_written_with_the_length_of_its_sequences() -> None:
+    cells = ("2048 x 4096", "2,048\u00d74096", "2048\u00d78192", "2048")
+    read_cells = [plan_cells.sequences_in({"gbs": cell}, 4096) for cell in cells]
+    assert read_cells == [2048, 2048, None, 2048]
 
 
 def test_a_step_that_is_quicker_than_the_device_can_be_is_refused(tmp_path: Path) -> None:

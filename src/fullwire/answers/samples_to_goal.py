@@ -93,9 +93,8 @@ class Recorded:
         averaged, step_samples = _averaged(run), float(batch)
         if taken is None:
             return cls(name, batch, curve, averaged, step_samples)
-        scale = batch / (
-            run.facts.step_samples or taken.mean
-        )  # the user may count other samples than the job's loader
+        # The user may count other samples than the job's loader.
+        scale = batch / (run.facts.step_samples or taken.mean)
         taken = taken.scaled(scale)
         if taken.is_steady:
             is_batch = abs(taken.mean / batch - 1) <= _ALIKE

@@ -321,7 +321,8 @@ def noise_scale(noise: Noise, workers: int | None, run: str) -> NoiseScale:
     usable = (ranks > 1) & (noise.samples > 0)
     usable &= np.isfinite(noise.ranks_squared_norm) & np.isfinite(noise.mean_squared_norm)
     rows = noise.rows(usable)
-    rows, ranks = rows.rows(np.argsort(rows.step, kind="stable")), ranks[usable]
+    order = np.argsort(rows.step, kind="stable")
+    rows, ranks = rows.rows(order), ranks[usable][order]
     if len(noise) and not noise.samples.any():
         raise UsageError(
             f"{run}: gradient noise of batches of unknown size: expected the batch of the whole "

@@ -112,10 +112,17 @@ class Curve:
         samples = np.maximum.accumulate(self.samples[known])
         if samples[-1] <= samples[0]:
             return None
-        edges = np.unique(np.linspace(0, len(known) - 1, _BLOCKS + 1).astype(int))
-        line = np.interp(steps, steps[[0, -1]], samples[[0, -1]])
+        edges = np.linspace(0, len(known) - 1, _BLOCKS + 1).astype(int)
+        # A block ends where samples came. Values that are told again after that are no part of it.
+        edges = np.unique(np.searchsorted(samples, samples[edges]))
+        first, last = edges[[0, -1]]
+        line = np.interp(steps, steps[[first, last]], samples[[first, last]])
+        # A metric that counts the passes of a step has several values between samples.
+        begins = np.flatnonzero(np.diff(samples, prepend=-1.0) > 0)
+        ends = np.append(begins[1:], len(samples)) - 1
+        held = float(np.median(steps[ends] - steps[begins]))
         # A value may be told a step before or after the samples of its own.
-        blur = _LATE * (samples[-1] - samples[0]) / (steps[-1] - steps[0])
+        blur = (_LATE + held) * (samples[last] - samples[first]) / (steps[last] - steps[first])
         off = float(np.abs(samples - line).max())
         return Taken(
             steps=steps[edges],

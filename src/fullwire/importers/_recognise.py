@@ -51,11 +51,12 @@ def given(
             of_place += _others_in(formats, place, of_place[0])
     traces_alone = [names[0] for names in kinds_of_places if not _adds(formats, names)]
     kind = (traces_alone or [kind for kind in kinds if not _adds(formats, [kind])] or kinds)[0]
+    first = places[kinds.index(kind)]
     for place, of_place in zip(places, kinds_of_places, strict=True):
         if of_place[0] != kind and not _adds(formats, of_place):
             raise UsageError(
-                f"read: expected files of one kind, got {words_of(formats, kinds[0])} "
-                f"({places[0]}) and {words_of(formats, of_place[0])} ({place})"
+                f"read: expected files of one kind, got {words_of(formats, kind)} "
+                f"({first}) and {words_of(formats, of_place[0])} ({place})"
             )
     traces = [place for place, own_kind in zip(places, kinds, strict=True) if own_kind == kind]
     is_of_many = kind not in (RUN, WORKLOAD) and formats[kind].is_of_many

@@ -36,6 +36,19 @@ _OF_A_NODE = re.compile(
     r"\s(?:--?(?:ntasks-per-node|npernode|ppn|perhost)[ =]?|--?map-by[ =]ppr:)(\d{1,6})(?=\s|:node)"
 )
 _NODES_OR_OF_A_NODE = re.compile(r"\s-N[ =]?(\d{1,6})(?=\s)")
+_LAUNCHER = re.compile(
+    r"(?<![\w.-])(mpirun|mpirun_rsh|mpiexec(?:\.\w+)?|orterun|prterun|prun|aprun|srun)\s"
+)
+_BENCHMARK = re.compile(r"\b(?:osu_[a-z]\w*|\w*_perf)\b")
+_WORDS = re.compile(r"(?:\"[^\"]*\"|'[^']*'|\S)+")
+# Of a launcher's options: those without a value, and those with two.
+_FLAGS = (
+    *("allow-run-as-root", "oversubscribe", "nooversubscribe", "bycore", "bynode", "byslot"),
+    *("bind-to-core", "tag-output", "timestamp-output", "display-map", "display-allocation"),
+    *("report-bindings", "use-hwthread-cpus", "exclusive", "overlap", "overcommit", "label"),
+    *("unbuffered", "quiet", "verbose", "l", "u", "v", "q", "O", "K", "k"),
+)
+_OF_TWO = ("mca", "gmca", "omca", "pmixmca", "prtemca", "genv", "env")
 _MOST_RANKS = 100_000
 _WIDTHS_BYTES = {"int8": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _WIDTHS_BYTES |= {"double": 8, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8}
@@ -88,13 +101,19 @@ class Placement:
     fullest: int = 0
 
 
-def placement_of(command: str) -> Placement | None:
-    """Return how a command of mpirun or srun places its ranks, or None if it tells no number."""
-    text = f" {command} "
-    parts = (_RANKS.search(f" {part} ") for part in text.split(" : "))  # mpirun may start several
-    ranks = sum(int(told[1]) for told in parts if told is not None)
+def placement_of(line: str) -> Placement | None:
+    """Return how the launcher of a benchmark places its ranks; None if a line tells no number."""
+    # A shell may run several commands of a line. With several benchmarks, each may be the table's.
+    commands = [command for command in re.split("[;&|]+", line) if _BENCHMARK.search(command)]
+    *_, launcher = (None, *_LAUNCHER.finditer(commands[0])) if len(commands) == 1 else (None,)
+    if launcher is None:
+        return None
+    parts = commands[0][launcher.end() :].split(" : ")  # mpirun may start several programs
+    options = [_options(part) for part in parts]
+    ranks = sum(_number_of(_RANKS, part) for part in options)
+    text = " ".join(options)
     nodes, fullest = _number_of(_NODES, text), _number_of(_OF_A_NODE, text)
-    if fullest or re.search(r"\bsrun\s", text) is not None:
+    if fullest or launcher[1] == "srun":
         nodes = nodes or _number_of(_NODES_OR_OF_A_NODE, text)
     else:
         fullest = _number_of(_NODES_OR_OF_A_NODE, text)
@@ -107,9 +126,57 @@ def placement_of(command: str) -> Placement | None:
     return Placement(ranks=ranks, nodes=nodes, fullest=fullest)
 
 
+def _options(text: str) -> str:
+    """Return a launcher's own options, which end where the program that it starts begins."""
+    own, values = list[str](), 0
+    for word in _WORDS.findall(text):
+        if word.startswith("-"):
+            name = word.lstrip("-")
+            has_own = name in _FLAGS or re.search(r"=|\d$", name) is not None
+            values = 0 if has_own else 2 if name in _OF_TWO else 1
+        elif values and _BENCHMARK.fullmatch(word.rpartition("/")[2]) is None:
+            values -= 1
+        else:
+            break
+        own.append(word)
+    return f" {' '.join(own)} "
+
+
 def _number_of(option: re.Pattern[str], text: str) -> int:
     """Return the number that a command gives with an option; 0 if it has none."""
     return int(found[1]) if (found := option.search(text)) is not None else 0
+
+
+@dataclass(slots=True)
+class Launch:
+    """The command above a table of nccl-tests, as far as it is surely the table's own."""
+
+    line: int = 0  # of the last line that names a benchmark; 0 if none does
+    of_process: int = 1  # ranks of each process: its threads, by the devices of each
+    headings: int = 0
+    _op: str = ""
+    _processes: int = 0  # 0 if unknown
+
+    def take_command(self, text: str, line: int, op: str) -> None:
+        """Read a line that names a benchmark; it may start this without a launcher."""
+        placed = placement_of(text)
+        self._processes = 0 if placed is None else placed.ranks
+        self.line, self._op = line, op
+
+    def take_heading(self, of_process: int) -> None:
+        """Read the threads and the devices of each process."""
+        self.of_process = of_process
+        self.headings += 1
+
+    def off_ranks(self, op: str, listed: int) -> list[str]:
+        """Say whether it starts more ranks than its table lists, of which the last are then cut.
+
+        Processes that have no MPI print a table each. A table may follow a command of another test.
+        """
+        started = self._processes * self.of_process
+        if not 0 < listed < started or self.headings > 1 or self._op != op:
+            return []
+        return [f"line {self.line:,} starts {started:,} ranks, and {listed:,} are listed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,13 +204,6 @@ def is_size_and_count(words: list[str]) -> bool:
 def number(text: str) -> float | None:
     """Return a plain number as benchmarks print it, or None."""
     return float(text) if re.fullmatch(r"\d{1,18}(?:\.\d{1,18})?", text, re.ASCII) else None
-
-
-def off_ranks(started: int, line: int, listed: int) -> list[str]:
-    """Say whether a command starts another number of ranks than a table lists; 0 if unknown."""
-    if not started or not listed or started == listed:
-        return []
-    return [f"line {line:,} starts {started:,} ranks, and {listed:,} are listed"]
 
 
 def off_rate(size: int, printed: Sequence[str], line: int = 0) -> list[str]:

@@ -48,6 +48,7 @@ from fullwire.importers._format import (
     near_miss,
 )
 from fullwire.importers._tables import (
+    Launch,
     Prefixes,
     Row,
     Table,
@@ -55,11 +56,9 @@ from fullwire.importers._tables import (
     number,
     off_average,
     off_count,
-    off_ranks,
     off_rate,
     off_ratio,
     op_told,
-    placement_of,
     ranks_told,
     row_problems,
     run_of,
@@ -158,8 +157,10 @@ def read_tables(path: Path, log: Log | None = None) -> list[Table]:
                 log.take(whole)
             text = prefixes.without(without_tags(_OF_NCCL.split(whole, maxsplit=1)[0]), _MARK)
             if _BEGINS_TABLE.search(text) and reading.has_rows:
+                if not reading.next_launch.line:  # both may be of processes of one command
+                    reading.launch = Launch()
                 tables += reading.tables(path)
-                reading = _Reading(reading.mentioned, reading.next_started)
+                reading = _Reading(reading.mentioned, reading.next_launch)
             reading.take(text, number)
     tables += reading.tables(path)
     if not tables:
@@ -170,10 +171,8 @@ def read_tables(path: Path, log: Log | None = None) -> list[Table]:
 class _Reading:
     """One table while its lines are read."""
 
-    def __init__(self, op: str = "", started: tuple[int, int] = (0, 0)) -> None:
-        self.next_started = (0, 0)  # as `_started`, by a command after the table's end
-        self._started = started  # the processes that the command starts, and its line; 0 if unknown
-        self._of_process = 1  # ranks of each process: its threads, by the devices of each
+    def __init__(self, op: str = "", launch: Launch | None = None) -> None:
+        self.launch, self.next_launch = launch or Launch(), Launch()  # of a command after the rows
         self.mentioned = ""  # the operation named after the table's end, which is the next table's
         self._op, self._has_end = op, False
         self._broken, self._broken_line = 0, 0  # rows that are not whole, and the line of the first
@@ -198,16 +197,16 @@ class _Reading:
     def take(self, text: str, line: int) -> None:
         """Read a line, from which other programs' words are removed already."""
         if (perf := _PERF.search(text)) is not None and (op := _op(perf[1])):
-            self._op = op if _STARTING in text else self._op or op
+            # A command before a heading is this table's: the test of one before it has failed.
+            is_open = not (self.launch.headings or self.has_rows)
+            self._op = op if _STARTING in text or is_open else self._op or op
             if self._has_end and _CONCLUDED not in text:
                 self.mentioned = op
-            launched = placement_of(text[: perf.start()])
-            if launched is not None and self._has_end:
-                self.next_started = launched.ranks, line
-            elif launched is not None:
-                self._started = launched.ranks, line
+            if _STARTING not in text and _CONCLUDED not in text:
+                launch = self.next_launch if self._has_end or self.has_rows else self.launch
+                launch.take_command(text, line, op)
         if (of_process := _OF_PROCESS.match(text)) is not None:
-            self._of_process = int(of_process[1]) * int(of_process[2])
+            self.launch.take_heading(int(of_process[1]) * int(of_process[2]))
         if text.startswith("#") or _columns(text):
             self._columns = _columns(text) or self._columns
             self._has_marks |= text.startswith("#")
@@ -304,8 +303,7 @@ class _Reading:
                 self._broken_line,
             )
             problems += off_ratio(op, self._rows, listed)
-            started, command_line = self._started
-            problems += off_ranks(started * self._of_process, command_line, len(self._groups))
+            problems += self.launch.off_ranks(op, len(self._groups))
             if self._groups and len(self._groups) <= (last := max(self._groups)):
                 problems.append(f"{len(self._groups):,} ranks are listed, the last is rank {last}")
             if self._has_marks and not self._has_end:

@@ -68,6 +68,14 @@ _OPS = {
     "scatterv": "scatter",
     "barrier": "barrier",
 }
+# By the end of a command's name.
+_OPS_OF_COMMANDS = _OPS | {
+    "alltoallv": "alltoall",
+    "bcast": "broadcast",
+    "latency": "sendrecv",
+    "bw": "sendrecv",
+}
+_COMMAND = re.compile(r"\bosu_(?:[nrx]ccl_)?([a-z]\w*)")
 _BY_PART = ("allgather", "alltoall", "gather", "scatter")  # sizes are those of one rank's part
 
 
@@ -152,7 +160,10 @@ class _Reading:
 
     def table(self, path: Path, problems: Sequence[str]) -> Table:
         """Return the table that was read."""
-        damage = [f"line {line:,} is not whole, and is left out" for line in self.damaged[:1]]
+        damage = [
+            f"line {line:,} is not whole or not in order, and is left out"
+            for line in self.damaged[:1]
+        ]
         if len(self.damaged) > 1:
             damage[0] += f" (and {len(self.damaged) - 1:,} more)"
         told = self.placed.ranks
@@ -192,17 +203,20 @@ def read_tables(path: Path) -> list[Table]:
     """Read the tables that one or more of the benchmarks printed into a file."""
     readings: list[_Reading] = []
     left_out: dict[str, None] = {}
-    placed, command_line, is_inside, prefixes = Placement(ranks=0), 0, False, Prefixes()
+    unknown = Placement(ranks=0)
+    placed, command_line, started, is_inside, prefixes = unknown, 0, "", False, Prefixes()
     lines = lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE)
     for number, line in enumerate(lines, 1):
         text = prefixes.without(without_tags(line.decode(errors="replace")), _MARK).strip()
-        if "osu_" in text and (told := placement_of(text)) is not None:
-            placed, command_line = told, number
+        if (command := _COMMAND.search(text)) and (told := placement_of(text)) is not None:
+            placed, command_line, started = told, number, _OPS_OF_COMMANDS.get(command[1], "")
         if (title := _TITLE.match(text)) is not None:
             what = title[2].lower().removesuffix(" latency")
             op = "sendrecv" if what in ("latency", "bandwidth") else _OPS.get(what, "")
             is_inside = op != "" and len(readings) < _MOST_TABLES
             if is_inside:
+                if started and started != op:  # the command is of a test before this one
+                    placed, command_line = unknown, 0
                 readings.append(_Reading(title[1], op, placed, what == "bandwidth", command_line))
             else:
                 left_out[title[2].encode(errors="backslashreplace").decode()] = None

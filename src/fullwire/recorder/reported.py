@@ -94,7 +94,8 @@ class Reported:
     def metrics(self, directories: Sequence[Path], workers: int | None = 0) -> Metrics:
         """Return the metrics of all ranks, and those that the job printed, with samples so far.
 
-        `workers` is None where some joined later: then the samples so far are unknown.
+        `workers` is None where some joined later: then the samples so far are unknown. 0 stands for
+        the ranks that were read.
         """
         tables = list(self._metrics)
         if self._first is not None:

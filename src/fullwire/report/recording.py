@@ -62,11 +62,13 @@ def _summary(path: Path) -> Iterator[str]:
     else:
         kept = summary.steps - summary.left_out
         which = mean_of(summary.usual, kept) + (" by duration" if summary.usual < kept else "")
+        which += f", of each of {summary.kinds} kinds" if summary.kinds > 1 else ""
+        which += left_out(summary.left_out)
+        is_mean = kept > 1 or summary.left_out or summary.kinds > 1
         yield (
             f"fullwire: {ranks}, {summary.steps:,} step{'' if summary.steps == 1 else 's'} of "
-            f"{show_time(summary.step_s)} ({which}"
-            + (f", of each of {summary.kinds} kinds" if summary.kinds > 1 else "")
-            + f"{left_out(summary.left_out)})"
+            f"{show_time(summary.step_s)}"
+            + (f" ({which})" if is_mean else "")
             + (f", and {max(probes)} probe steps" if max(probes) else "")
         )
     if (summary.passes or 1) > 1:

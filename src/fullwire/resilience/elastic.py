@@ -55,9 +55,7 @@ def elastic(
         # FSDP2 takes a while to load.
         from fullwire.resilience.sharded import ShardedJob, check
 
-        check(model, place, outer.steps * outer.fragments)
+        check(model, place, outer.every)
         return ShardedJob(model, None if place is None else Mesh(place))
     mesh = None if place is None else Mesh(place)
-    return Job(
-        model, optimizer, scheduler, mesh, outer if outer.steps * outer.fragments > 1 else None
-    )
+    return Job(model, optimizer, scheduler, mesh, outer if outer.every > 1 else None)

@@ -89,7 +89,7 @@ class Job:
         self._pace = None if mesh is None else Pace(mesh)
         self._sums = self._made_sums()
         if outer is not None:
-            tell_fact("local_steps", outer.steps * outer.fragments)
+            tell_fact("local_steps", outer.every)
             tell_fact("fragments", outer.fragments)
         if mesh is not None:
             if mesh.place.balances:

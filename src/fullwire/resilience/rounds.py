@@ -74,6 +74,7 @@ class Outer:
                 "fullwire.elastic: expected outer_rate above 0 and finite, and outer_momentum from "
                 f"0 to below 1, got {rate:g} and {momentum:g}"
             )
+        self.every = every  # steps until all fragments are summed
         self.steps = every // fragments  # of a round
         self.fragments = fragments
         self._rate, self._momentum = rate, momentum

@@ -255,9 +255,13 @@ class _Collectives:
                 else:
                     number, tensor, name = next(self._count), tensors[0], group.name
                     self._unseen.seen[name] += 1
-                    known = self._signatures.get(("allreduce", tensor.dtype, tensor.nbytes, name))
+                    try:
+                        size = tensor.nbytes
+                    except RuntimeError:  # a sparse gradient, counted as if it were dense
+                        size = tensor.numel() * tensor.element_size()
+                    known = self._signatures.get(("allreduce", tensor.dtype, size, name))
                     if known is None:
-                        known = self._signature("allreduce", tensor.dtype, tensor.nbytes, name)
+                        known = self._signature("allreduce", tensor.dtype, size, name)
                     note((Note.ISSUE, number, issued_ns, known))
                     if len(self._unsettled) >= _MOST_UNSETTLED:
                         self._settle()
