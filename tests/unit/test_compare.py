@@ -518,7 +518,7 @@ def test_a_simulated_step_verifies_no_prediction(cli: Cli, tmp_path: Path) -> No
 def test_one_recording_on_both_sides_is_told() -> None:
     run = a_trained_job()
     [note] = [each for each in fw.compare(run, dataclasses.replace(run)).warnings if "both" in each]
-    assert note == "One recording is on both sides, so this tells nothing about a change."
+    assert note == "One recording is on both sides. It tells nothing about a change."
     other = a_trained_job(late_ms=30.0)
     assert not any("both sides" in each for each in fw.compare(run, other).warnings)
     slow, fast = (fw.replay("vgg16@v100", workers=1, bandwidth=rate) for rate in ("1Gbps", "2Gbps"))

@@ -193,6 +193,9 @@ def test_rows_that_are_not_in_ascending_order_are_damage(tmp_path: Path) -> None
         ("mpirun -np 16 --allow-run-as-root numactl -N 1 osu_allreduce", 16, 0, 0),
         ("mpirun --mca btl tcp,self -x A='b c' -np 16 -N 4 osu_allreduce -n 3", 16, 4, 4),
         ("srun -n16 -N4 bash -c 'exec ./osu_allreduce -N 2'", 16, 4, 0),
+        ("mpirun -np 16 --merge-stderr-to-stdout numactl -N 1 osu_allreduce", 16, 0, 0),
+        ("mpirun.openmpi -np 16 -N 4 osu_allreduce | tee osu_allreduce.log", 16, 4, 4),
+        ("jsrun -n 16 bash -c 'source e.sh; ./osu_allreduce' &> osu_allreduce.txt", 16, 0, 0),
         ("export N=4; nice -n 10 mpirun -np 16 -N 4 osu_allreduce 2>&1 | tail -n 4", 16, 4, 4),
     ],
 )

@@ -612,6 +612,16 @@ def test_a_forecast_holds_the_truth_though_neighbours_share_their_noise(kept: fl
     assert sum(each.low <= 2500 <= each.high for each in found) >= 0.85 * len(found)
 
 
+@pytest.mark.filterwarnings("error")
+def test_few_values_after_the_warm_up_tell_no_shared_noise() -> None:
+    goal = read_goal("loss<=1.5")
+    before, few = np.arange(-100, -10), np.append(np.arange(1, 60), 100_000)
+    for steps, why in ((before, "by step -11, expected steps above 0"), (few, "is not reached")):
+        curve = curve_of(metrics(steps, 2.0 - 0.001 * np.arange(len(steps))), "loss", "a")
+        with pytest.raises(UsageError, match=why):
+            reach(curve, goal, "a")
+
+
 @pytest.mark.parametrize("reaches", [600, 1737])
 def test_a_dip_that_neighbours_share_is_no_crossing(reaches: int) -> None:
     """5 to 38 % of the intervals held the crossing, and a dip at step 989 was one."""

@@ -95,7 +95,12 @@ def on_devices(
     """
     if there := _nodes_for(machine, devices, degrees):
         return there
-    reach = machine.devices if machine.is_torus else 4 * machine.devices_per_node
+    if machine.is_torus:
+        raise UsageError(
+            f"{what}: expected all {usable(machine, degrees).devices:,} devices of the torus "
+            f"{machine.name}, got {devices:,}"
+        )
+    reach = 4 * machine.devices_per_node
     sides = range(devices - 1, max(0, devices - reach), -1), range(devices + 1, devices + reach)
     found = [next((n for n in side if _nodes_for(machine, n, degrees)), None) for side in sides]
     nearest = [f"{value:,}" for value in found if value is not None]

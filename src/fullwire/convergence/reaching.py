@@ -339,6 +339,8 @@ def _shared(steps: Floats, values: Floats) -> _Shared:
     logs = np.log(np.add.reduceat(steps, begins) / sizes + 1 - min(0.0, float(steps[0])))
     means = np.add.reduceat(values, begins) / sizes
     late = steps[begins] >= WARM_UP * steps[-1]
+    if np.count_nonzero(late) < _TREND * _FEWEST:
+        return _Shared(0.0, 0.0, (_ALONE,), 1.0)
     logs, means = logs[late], means[late]
     trend = np.polynomial.Polynomial.fit(logs, means, _TREND)
     off = means - trend(logs)
@@ -471,6 +473,11 @@ def _forecast(curve: Curve, goal: Goal, where: str) -> Reach:
         raise UsageError(
             f"{where} is not reached in {len(curve.values)} values, expected {FEWEST} for a "
             "forecast"
+        )
+    if curve.steps[-1] <= 0:
+        raise UsageError(
+            f"{where} is not reached by {curve.unit} {curve.steps[-1]:g}, expected "
+            f"{curve.unit}s above 0"
         )
     found = _extended(curve, goal.is_least)
     if found is None:

@@ -136,7 +136,7 @@ class SentNothing(Finding):
 class OneOnBothSides(Finding):
     """A recording was given before the change and after it."""
 
-    template = "One recording is on both sides, so this tells nothing about a change."
+    template = "One recording is on both sides. It tells nothing about a change."
 
 
 class SidesAreComputed(Finding):

@@ -36,7 +36,7 @@ class Estimated(Finding):
     source: str  # "" if the run does not show computation by itself
     low_s: float
     high_s: float
-    is_between: bool  # worth its place: it is from something, or contention is not known
+    is_between: bool  # the range is shown: a source tells contention, or nothing does
 
 
 class WithFullLinks(Finding):

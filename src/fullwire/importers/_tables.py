@@ -37,16 +37,20 @@ _OF_A_NODE = re.compile(
 )
 _NODES_OR_OF_A_NODE = re.compile(r"\s-N[ =]?(\d{1,6})(?=\s)")
 _LAUNCHER = re.compile(
-    r"(?<![\w.-])(mpirun|mpirun_rsh|mpiexec(?:\.\w+)?|orterun|prterun|prun|aprun|srun)\s"
+    r"(?<![\w.-])"
+    r"(mpirun(?:\.\w+|_rsh)?|mpiexec(?:\.\w+|_mpt)?|orterun|prterun|prun|aprun|jsrun|srun)\s"
 )
-_BENCHMARK = re.compile(r"\b(?:osu_[a-z]\w*|\w*_perf)\b")
+# Its name, where that is no file of its output.
+_BENCHMARK = re.compile(r"\b(?:osu_[a-z]\w*|\w*_perf)\b(?!\.(?:log|txt|out|err|csv|dat)\b)")
+_COMMANDS = re.compile(r"(?:\"[^\"]*\"|'[^']*'|[^;&|])+")  # of a line: a shell may run several
 _WORDS = re.compile(r"(?:\"[^\"]*\"|'[^']*'|\S)+")
 # Of a launcher's options: those without a value, and those with two.
 _FLAGS = (
     *("allow-run-as-root", "oversubscribe", "nooversubscribe", "bycore", "bynode", "byslot"),
     *("bind-to-core", "tag-output", "timestamp-output", "display-map", "display-allocation"),
     *("report-bindings", "use-hwthread-cpus", "exclusive", "overlap", "overcommit", "label"),
-    *("unbuffered", "quiet", "verbose", "l", "u", "v", "q", "O", "K", "k"),
+    *("unbuffered", "quiet", "verbose", "l", "u", "v", "q", "O", "K", "k", "nolocal"),
+    *("merge-stderr-to-stdout", "prepend-rank", "genvall", "envall"),
 )
 _OF_TWO = ("mca", "gmca", "omca", "pmixmca", "prtemca", "genv", "env")
 _MOST_RANKS = 100_000
@@ -103,8 +107,8 @@ class Placement:
 
 def placement_of(line: str) -> Placement | None:
     """Return how the launcher of a benchmark places its ranks; None if a line tells no number."""
-    # A shell may run several commands of a line. With several benchmarks, each may be the table's.
-    commands = [command for command in re.split("[;&|]+", line) if _BENCHMARK.search(command)]
+    # With several benchmarks, each may be the table's.
+    commands = [command for command in _COMMANDS.findall(line) if _BENCHMARK.search(command)]
     *_, launcher = (None, *_LAUNCHER.finditer(commands[0])) if len(commands) == 1 else (None,)
     if launcher is None:
         return None
