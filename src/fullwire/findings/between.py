@@ -116,9 +116,10 @@ def _beside_training(spans: Spans) -> Iterator[Finding]:
             continue
         lasted_s = (marked.end_ns - marked.start_ns) * 1e-9
         total_s = float(lasted_s.sum())
-        # A trainer writes a checkpoint in several files, one soon after the other.
+        # A trainer writes a checkpoint in several files: in one step, or one soon after the other.
         apart_ns = marked.start_ns[1:] - marked.end_ns[:-1]
-        count = 1 + int((apart_ns > _ONE_CHECKPOINT_NS).sum())
+        begun = np.searchsorted(np.sort(marks.start_ns), marked.start_ns)
+        count = 1 + int(((apart_ns > _ONE_CHECKPOINT_NS) & (np.diff(begun) > 0)).sum())
         if name == "evaluation":
             yield EvaluationsTook(count=len(marked), total_s=total_s, run_s=run_s)
         else:
