@@ -239,11 +239,11 @@ class _Collectives:
 
         def allreduce(group: VisibleGroup, tensors: Sequence[Any], *options: Any) -> Any:
             if (
-                knows_devices
-                or codec.is_in_use
+                codec.is_in_use
                 or (probes is not None and probes.is_on)
                 or not journal.is_open
                 or len(tensors) != 1
+                or (knows_devices and tensors[0].is_cuda)
             ):
                 return group.true.allreduce(tensors, *options)
             issued_ns = _now()
