@@ -380,7 +380,7 @@ def subjects_of(
         subjects.append(replace(subject_of(name, run, transports), passes=passes))
     are_asked = {
         "buckets": grid.are_buckets_asked,
-        "compression": any(not codec.is_free or codec.ratio != 1 for codec in grid.compressors),
+        "compression": not all(codec.is_none for codec in grid.compressors),
         "accumulate": max(grid.accumulate) > 1,
         "local steps": max(grid.local_steps) > 1,
         "lane": grid.lane != "fifo",

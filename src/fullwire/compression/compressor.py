@@ -82,6 +82,11 @@ class Compressor:
         return not self.name and self._costs_nothing
 
     @property
+    def is_none(self) -> bool:
+        """Whether gradients go as they are."""
+        return self.is_free and self.ratio == 1
+
+    @property
     def label(self) -> str:
         """Return its name, or else its figures."""
         return self.name or str(self)

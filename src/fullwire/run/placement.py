@@ -76,14 +76,13 @@ UNKNOWN_PLACEMENT = Placement()
 def placement_of(run: Run) -> Placement | None:
     """Return where the ranks of a job were, if it had several and anything tells it."""
     ranks, processors = run.facts.workers or 1, processors_of_machine(run)
-    hosts = host_of_rank(run)
-    are_told = len(hosts) == ranks
-    if ranks < 2 or (processors is None and not are_told):
+    hosts = hosts_of(run)
+    if ranks < 2 or (processors is None and hosts is None):
         return None
-    of_hosts = Counter(hosts.values()) if are_told else Counter[str]()
-    machines = run.facts.machines or (len(of_hosts) if are_told else ranks)
+    of_hosts = () if hosts is None else hosts.ranks
+    machines = run.facts.machines or len(of_hosts) or ranks
     # Several hosts of a lab are on one machine, so their ranks are not those of a machine.
-    fullest = max(of_hosts.values()) if len(of_hosts) == machines else None
+    fullest = max(of_hosts) if len(of_hosts) == machines else None
     return Placement(ranks=ranks, machines=machines, processors=processors, fullest=fullest)
 
 

@@ -350,9 +350,7 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
         conditions = Facts(
             buckets=str(policy),
             algorithm=algorithm,
-            compression=str(compressor)
-            if compressor.ratio != 1 or not compressor.is_free
-            else None,
+            compression=None if compressor.is_none else str(compressor),
             lane=point.lane,
         )
     exposed = messages.exposed(*asked)
