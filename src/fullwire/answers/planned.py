@@ -340,7 +340,7 @@ def _sent_bytes(answer: PlanAnswer, plan: Planned, model: Architecture) -> dict[
     """Return the bytes of each kind of communication in one pass of a microbatch, or of a step.
 
     A gather and a scatter of the same bytes count as one all-reduce. Data parallelism counts each
-    gradient once, however often ZeRO sends it and whatever shard groups sum besides.
+    gradient once, though ZeRO may send it several times and groups of shards may sum it again.
     """
     layers = model.layers / plan.pp / plan.vpp
     with_experts = layers * model.moe_layers / model.layers

@@ -330,7 +330,7 @@ class _Shared:
 
 
 def _shared(steps: Floats, values: Floats) -> _Shared:
-    """Tell the shared noise by what a curve misses a smooth trend."""
+    """Tell the shared noise by how far a curve is from a smooth trend."""
     count = min(len(values), _MOST_TOLD)
     if count < _TREND * _FEWEST:
         return _Shared(0.0, 0.0, (_ALONE,), 1.0)
@@ -351,7 +351,7 @@ def _shared(steps: Floats, values: Floats) -> _Shared:
 
 
 def _noises_of(off: Floats, slowest: int = _SLOWEST) -> list[_Noise]:
-    """Tell the noise from what values miss their law by: a few that are likely, each as much.
+    """Tell a few likely noises from how far values are from their law; each is as likely.
 
     Shared noise is strong in slow changes, and each value's own is the same in all. So a little
     shared noise shows, though it hardly correlates two values. The law follows the slowest changes
