@@ -18,7 +18,7 @@ import pytest
 import fullwire as fw
 from fullwire.answers.plan_networks import device_of
 from fullwire.answers.plan_search import usable
-from fullwire.answers.planned import PlanAnswer, Planned
+from fullwire.answers.planned import Lasting, PlanAnswer, Planned
 from fullwire.clusters import names as cluster_names
 from fullwire.clusters.cluster import Cluster, Inside, Nics
 from fullwire.errors import DamagedInput, UsageError
@@ -231,6 +231,35 @@ def test_failures_may_be_a_range_and_each_number_is_named() -> None:
     for wrong in ("often", "2000-500", "1-2-3", "0"):
         with pytest.raises(UsageError, match="failures: expected device-hours between two of them"):
             fw.plan("llama3-70b", **asked, failures=wrong)
+
+
+def test_restarts_and_the_storage_may_be_ranges_that_widen_the_interval() -> None:
+    asked: dict[str, Any] = {**ASKED, "fix": "tp=8,pp=4,dp=2", "top": 1, "hours": 1000}
+    asked["failures"] = "1000-1000"
+
+    def lasting(**given: Any) -> Lasting:
+        told = fw.plan("llama3-70b", **asked, **given).lasting
+        assert told is not None
+        return told
+
+    short, long, slow, quick = (
+        lasting(restart=restart, storage=storage)
+        for restart, storage in [
+            ("5min", "20GB/s"), ("20min", "20GB/s"), ("10min", "1GB/s"), ("10min", "4GB/s"),
+        ]
+    )  # fmt: skip
+    assert short.wall_interval.low_s == short.wall_s == short.wall_interval.high_s
+    for restart in ("5min-20min", "5 - 20 min"):
+        ranged = lasting(restart=restart, storage="20GB/s")
+        assert ranged.wall_interval.low_s == pytest.approx(short.wall_s)
+        assert ranged.wall_interval.high_s == pytest.approx(long.wall_s)
+        assert ranged.wall_s == pytest.approx(lasting(restart="10min", storage="20GB/s").wall_s)
+    ranged = lasting(restart="10min", storage="1GB/s-4GB/s")
+    assert ranged.wall_interval.low_s == pytest.approx(quick.wall_s)
+    assert ranged.wall_interval.high_s == pytest.approx(slow.wall_s)
+    for name, wrong in [("restart", "20min-5min"), ("restart", "0-5min"), ("storage", "1-2-3")]:
+        with pytest.raises(UsageError, match=f"{name}: expected .* or the least and the most, "):
+            lasting(**{name: wrong})
 
 
 def test_a_training_that_may_never_end_has_no_date(capsys: pytest.CaptureFixture[str]) -> None:

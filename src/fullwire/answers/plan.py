@@ -15,7 +15,7 @@ import numpy as np
 
 from fullwire.answers.conditions import OneOrMany, count
 from fullwire.answers.opening import RunLike, opened
-from fullwire.answers.plan_goodput import Troubles, between_failures
+from fullwire.answers.plan_goodput import Troubles, between_failures, restart_time, storage_rate
 from fullwire.answers.plan_networks import (
     USUAL_HOURS,
     Work,
@@ -80,7 +80,6 @@ from fullwire.run.run import Run
 from fullwire.simulation.recognised_plan import Recognised, recognised
 from fullwire.simulation.recorded_plan import Recorded, device_in
 from fullwire.simulation.recorded_plan import calibrated as by_recording
-from fullwire.units import bits_per_second, seconds
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.architecture_files import ArchitectureLike, architecture
@@ -133,8 +132,8 @@ def plan(
     - `top`: how many plans the answer holds.
     - `why`: also tell the worth of each choice of the best plan.
     - `bandwidth`, `oversubscription`: other NICs and networks, each with its own best plan.
-    - `hours`: of training without failures on the best cluster. `failures` are device-hours between
-      two, `"15000-60000"`, `storage` the rate of writing checkpoints, `restart` a restart's time.
+    - `hours`: of training without failures on the best cluster. `failures` (device-hours between
+      two), `storage` (rate of checkpoints) and `restart` (its time) may be ranges, `"500-2000"`.
     - `synchronous_checkpoints`: training waits while a checkpoint is written.
     - `price`: of a device, `"2.10 EUR/device-hour"`; a number has no currency.
     - `calibrate`: a table of measured steps, with a column for each degree and `step_time_s`.
@@ -480,8 +479,8 @@ def _troubles(
 ) -> Troubles:
     return Troubles(
         device_hours=None if failures is None else between_failures(failures),
-        storage_bps=None if storage is None else bits_per_second(storage, "storage"),
-        restart_s=None if restart is None else seconds(restart, "restart"),
+        storage_bps=None if storage is None else storage_rate(storage),
+        restart_s=None if restart is None else restart_time(restart),
         is_synchronous=is_synchronous,
     )
 

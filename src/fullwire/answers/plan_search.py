@@ -302,10 +302,7 @@ def score(searched: Searched) -> Floats:
     if question.objective == "cost":
         return step_s * question.paid_devices
     if question.objective == "goodput":
-        hours, restarts_s = question.troubles.ranges()
-        usual = question.troubles.goodput(
-            question.cluster, question.model, 86400.0, hours[1], restarts_s[1]
-        )
+        _, usual, _ = question.troubles.goodput(question.cluster, question.model, 86400.0)
         return step_s / usual.share
     return step_s
 
