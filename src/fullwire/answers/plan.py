@@ -16,6 +16,7 @@ import numpy as np
 from fullwire.answers.conditions import OneOrMany, count
 from fullwire.answers.opening import RunLike, opened
 from fullwire.answers.plan_goodput import Troubles, between_failures, restart_time, storage_rate
+from fullwire.answers.plan_measured import measured_steps
 from fullwire.answers.plan_networks import (
     USUAL_HOURS,
     Work,
@@ -61,6 +62,7 @@ from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.goodput import UsualHours
 from fullwire.findings.plans import (
+    ColumnsPassedOver,
     DataParallelFills,
     DevicesLeftOut,
     OnlyKernels,
@@ -136,7 +138,7 @@ def plan(
       two), `storage` (rate of checkpoints) and `restart` (its time) may be ranges, `"500-2000"`.
     - `synchronous_checkpoints`: training waits while a checkpoint is written.
     - `price`: of a device, `"2.10 EUR/device-hour"`; a number has no currency.
-    - `calibrate`: a table of measured steps, with a column for each degree and `step_time_s`.
+    - `calibrate`: a table of measured steps: their degrees, `step_time_s` or `tokens_s_gpu`.
     - `recorded`: a traced run of the job. Its plan is recognised, its work corrects the prices, and
       it gives model, batch and sequence that are not given.
     - `to`: the plan that is asked about, `"tp=4,pp=8"`. Other choices stay as recorded,
@@ -179,7 +181,21 @@ def _with_measured(
     asked = [replace(each, troubles=troubles) for each in questions]
     if calibrate is None:
         return asked
-    measured, about = calibration_of(asked[0], Path(calibrate))
+    question, path = asked[0], Path(calibrate)
+    devices = question.cluster.devices
+    rows, passed_over = measured_steps(
+        path,
+        question.global_batch * question.sequence / devices,
+        **dict.fromkeys(("global_batch", "gbs"), question.global_batch),
+        **dict.fromkeys(("sequence", "seq"), question.sequence),
+        **dict.fromkeys(("devices", "gpus"), devices),
+        precision=question.precision,
+        model=question.model,
+        **dict.fromkeys(("gpu", "device"), question.device),
+    )
+    measured, notes = calibration_of(question, path, rows)
+    unread = [ColumnsPassedOver(columns=passed_over)] if passed_over else []
+    about = (*notes, *unread)
     return [replace(each, calibration=measured, notes=(*each.notes, *about)) for each in asked]
 
 

@@ -84,7 +84,9 @@ class Question:
     ] = None
     calibrate: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Measured steps: tp,pp,...,step_time_s in each row"),
+        typer.Option(
+            metavar="FILE", help="Measured steps: tp,pp,...,step_time_s (or tokens_s_gpu)"
+        ),
     ] = None
 
 
