@@ -674,6 +674,44 @@ def test_keys_of_attention_tell_context_parallelism(tmp_path: Path, is_plain: bo
     assert {"context parallelism", "sums of gradients, shown"} <= ratios
 
 
+@pytest.mark.parametrize(("cp", "is_skipping"), [(2, False), (2, True), (4, True)])
+def test_a_ring_of_keys_calls_attention_once_for_each_rank(
+    tmp_path: Path, cp: int, is_skipping: bool
+) -> None:
+    """Each call has the keys of one rank. With a causal mask early queries may skip late keys."""
+    traced(tmp_path / "job", cp=cp)
+    run = fw.read(tmp_path / "job")
+    table, sent = run.operations, run.collectives
+    shapes, calls = table.shapes.copy(), table.calls.copy()
+    ops, groups = sent.op.copy(), sent.group.copy()
+    is_attention = np.array(["attention" in name for name in table.name.tolist()])
+    own = f"1x{HEADS}x{SEQUENCE // cp}x{HIDDEN // HEADS}"
+    sizes = np.char.count(shapes[is_attention].astype(str), " ") + 1
+    shapes[is_attention] = [" ".join([own] * count) for count in sizes.tolist()]
+    calls[is_attention] *= (table.rank[is_attention] + 1) if is_skipping else cp
+    # Gloo marks a transfer with no group.
+    is_sent = sent.bytes == 4 * SEQUENCE * HIDDEN
+    is_sent &= np.isin(sent.op, ["allgather", "allreduce"])
+    ops[is_sent], groups[is_sent] = "send", ""
+    ring = replace(
+        run,
+        facts=replace(run.facts, groups=f"cp {cp}, default_pg {cp}"),
+        operations=replace(table, shapes=shapes, calls=calls),
+        collectives=replace(sent, op=ops, group=groups),
+    )
+    found = recognised(ring)
+    model, layout = found.model, found.layout
+    assert (layout.pp, layout.cp, layout.context_kind) == (1, cp, "ring")
+    assert (model.layers, model.ffn, model.is_gated, layout.sequence) == (
+        LAYERS,
+        FFN,
+        True,
+        SEQUENCE,
+    )
+    assert {op for op, *_ in found.messages["cp"]} == {"send"}
+    assert not found.messages["pp"]
+
+
 def test_context_parallelism_stays_of_its_kind_and_without_messages_is_assumed(
     tmp_path: Path,
 ) -> None:
