@@ -6,7 +6,7 @@ import contextlib
 import os
 import platform
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -751,6 +751,24 @@ def test_sends_in_each_layer_that_no_group_describes_are_refused(tmp_path: Path)
     # One pass of a pipeline's first stage sends once, however few layers the stage has.
     traced(tmp_path / "stages", pp=LAYERS)
     assert recognised(without_names(fw.read(tmp_path / "stages"))).layout.pp == LAYERS
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+def test_stages_may_send_several_tensors_of_a_microbatch(tmp_path: Path, pp: int) -> None:
+    """Two tensors of one size, such as a residual beside the hidden vectors, and small ones."""
+    traced(tmp_path / "stages", pp=pp)
+    run = without_names(fw.read(tmp_path / "stages"))
+    table = run.collectives
+    told = {field.name: getattr(table, field.name) for field in fields(table)}
+    parts = [told]
+    for size_bytes in (None, None, 2048, 4096):
+        sent = {**told, "op": np.full_like(table.op, "send")}
+        if size_bytes is not None:
+            sent["bytes"] = np.full_like(table.bytes, size_bytes)
+        parts.append(sent)
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in told}
+    layout = recognised(replace(run, collectives=Collectives(**columns))).layout
+    assert (layout.pp, layout.tp, layout.dp, layout.cp) == (pp, 1, 1, 1)
 
 
 def test_attention_over_more_tokens_than_a_rank_embeds_is_ulysses(tmp_path: Path) -> None:

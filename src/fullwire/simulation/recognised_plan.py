@@ -217,7 +217,8 @@ class _Recognising:
         if self.told.of.get("cp", 1) == 1:
             first = [rank for rank in self.ranks if any(self._shapes(rank, "aten::embedding"))]
             forward = {rank: self._passes(rank, backward=False) for rank in first}
-            self.messages.refuse_rings(forward, micro)
+            has_stages = len(first) < len(self.ranks)
+            self.messages.refuse_rings(forward, micro, has_stages=has_stages)
         has_experts = any(
             "_grouped_mm" in name for rank in self.ranks for name, _ in self.calls[rank]
         )

@@ -202,19 +202,24 @@ class TracedMessages:
         """Return how many all-to-alls of a step belong to groups that nobody describes."""
         return self._most_in_a_step(self._is_open("", ("alltoall",)), np.ones(len(self.table)))
 
-    def refuse_rings(self, passes: Mapping[int, float], microbatches: int) -> None:
+    def refuse_rings(
+        self, passes: Mapping[int, float], microbatches: int, *, has_stages: bool
+    ) -> None:
         """Refuse transfers in each layer, which no group describes, as of keys around a ring.
 
-        A pipeline's first stage sends once in a microbatch. Around a ring each rank sends in most
-        calls of attention, forward and backward.
+        A pipeline's first stage sends in a microbatch once, or some tensors of different sizes.
+        Around a ring each rank sends in most calls of attention, forward and backward.
 
         - `passes`: forward calls of attention in a step, of each rank that embeds.
+        - `has_stages`: whether other ranks do not embed.
         """
         is_sent = self._is_open("", ("send", "sendrecv"))
         for rank, calls in passes.items():
-            sent = self._most_in_a_step(
-                is_sent & (self.table.rank == rank), np.ones(len(self.table))
-            )
+            sizes_bytes = self.table.bytes[is_sent & (self.table.rank == rank)]
+            counts = np.unique(sizes_bytes, return_counts=True)[1] / len(self.steps)
+            if has_stages:
+                counts = counts[counts > 2 * microbatches]
+            sent = float(counts.sum())
             if sent > 2 * microbatches and sent >= calls > 0:
                 raise UsageError(
                     "from: expected groups that tell what ranks send to each other in each layer, "
