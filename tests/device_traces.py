@@ -281,7 +281,14 @@ def _layer(of: _Rank, tokens: int, *, forward: bool) -> None:
         "kernels": ("", []),
     }[job.attention]
     kernel = f"cudnn_generated_fort_native_sdpa_sm90_flash_{way[0]}prop_wgmma_f16"
-    of.work(kernel, 20.0 * times, op, [sizes] * (3 if forward else 4) if sizes else [])
+    # Around a ring a call has the keys of one rank, else those of all.
+    calls, tokens_place = (job.cp, 0) if job.is_ring else (1, sizes.index(tokens) if sizes else 0)
+    keys = list(sizes)
+    if not job.is_ring and sizes:
+        keys[tokens_place] *= job.cp
+    shapes = [sizes] * (1 if forward else 2) + [keys] * 2 if sizes else []
+    for _ in range(calls):
+        of.work(kernel, 20.0 * times / calls, op, shapes)
     of.work("vectorized_elementwise_kernel", 20.0 * times)
     context, tensor = ("CONTEXT_PARALLEL_GROUP", "TENSOR_MODEL_PARALLEL_GROUP")
     if not is_megatron:

@@ -18,7 +18,7 @@ import pytest
 import fullwire as fw
 from fullwire.answers.plan_networks import device_of
 from fullwire.answers.plan_search import usable
-from fullwire.answers.planned import PlanAnswer, Planned
+from fullwire.answers.planned import Lasting, PlanAnswer, Planned
 from fullwire.clusters import names as cluster_names
 from fullwire.clusters.cluster import Cluster, Inside, Nics
 from fullwire.errors import DamagedInput, UsageError
@@ -233,6 +233,35 @@ def test_failures_may_be_a_range_and_each_number_is_named() -> None:
             fw.plan("llama3-70b", **asked, failures=wrong)
 
 
+def test_restarts_and_the_storage_may_be_ranges_that_widen_the_interval() -> None:
+    asked: dict[str, Any] = {**ASKED, "fix": "tp=8,pp=4,dp=2", "top": 1, "hours": 1000}
+    asked["failures"] = "1000-1000"
+
+    def lasting(**given: Any) -> Lasting:
+        told = fw.plan("llama3-70b", **asked, **given).lasting
+        assert told is not None
+        return told
+
+    short, long, slow, quick = (
+        lasting(restart=restart, storage=storage)
+        for restart, storage in [
+            ("5min", "20GB/s"), ("20min", "20GB/s"), ("10min", "1GB/s"), ("10min", "4GB/s"),
+        ]
+    )  # fmt: skip
+    assert short.wall_interval.low_s == short.wall_s == short.wall_interval.high_s
+    for restart in ("5min-20min", "5 - 20 min"):
+        ranged = lasting(restart=restart, storage="20GB/s")
+        assert ranged.wall_interval.low_s == pytest.approx(short.wall_s)
+        assert ranged.wall_interval.high_s == pytest.approx(long.wall_s)
+        assert ranged.wall_s == pytest.approx(lasting(restart="10min", storage="20GB/s").wall_s)
+    ranged = lasting(restart="10min", storage="1GB/s-4GB/s")
+    assert ranged.wall_interval.low_s == pytest.approx(quick.wall_s)
+    assert ranged.wall_interval.high_s == pytest.approx(slow.wall_s)
+    for name, wrong in [("restart", "20min-5min"), ("restart", "0-5min"), ("storage", "1-2-3")]:
+        with pytest.raises(UsageError, match=f"{name}: expected .* or the least and the most, "):
+            lasting(**{name: wrong})
+
+
 def test_a_training_that_may_never_end_has_no_date(capsys: pytest.CaptureFixture[str]) -> None:
     asked: dict[str, Any] = {**ASKED, "fix": "tp=1,pp=1,zero=3", "top": 1, "hours": 10}
 
@@ -355,6 +384,32 @@ def test_a_measured_plan_takes_as_long_as_measured_and_plans_like_it_go_along(
     assert widths[0] < widths[1]
 
 
+def test_tokens_of_a_device_in_a_second_are_as_good_as_the_time_of_a_step(tmp_path: Path) -> None:
+    table = tmp_path / "measured.csv"
+    tokens_s = 256 * 8192 / (64 * 20)  # of a step of 20 s on 64 devices
+    steps_s = []
+    for content in (
+        "tp,pp,step_time_s\n8,4,20\n",
+        f"tp,pp,tokens_s_gpu\n8,4,{tokens_s}\n",
+        f"tp,pp,tokens_s_gpu,step_time_s,gpus,gbs\n8,4,{tokens_s},,64,256\n",
+        f"tp,pp,tokens_s_gpu,step_time_s\n8,4,{9 * tokens_s},20\n",  # the time is surer
+    ):
+        table.write_text(content)
+        told = fw.plan("llama3-70b", **ASKED, calibrate=table, fix="tp=8,pp=4", top=1)
+        steps_s.append(told.best.step_s)
+    assert steps_s == pytest.approx(4 * steps_s[:1])
+    for rate, said in (
+        ("quick", r"measured.csv:2: tokens_s_gpu: expected tokens of a device in a second"),
+        ("1e6", r"measured.csv:2: tokens_s_gpu: expected a step of .* at the peak"),
+    ):
+        table.write_text(f"tp,pp,tokens_s_gpu\n8,4,{rate}\n")
+        with pytest.raises(DamagedInput, match=said):
+            fw.plan("llama3-70b", **ASKED, calibrate=table)
+    table.write_text(f"tp,pp,tokens_s_gpu\n8,4,{tokens_s / 50}\n")
+    notes = fw.plan("llama3-70b", **ASKED, calibrate=table, top=1).assumed
+    assert any("tokens_s_gpu is of one device in a second" in sentence(one) for one in notes)
+
+
 def test_odd_measured_steps_are_told(tmp_path: Path) -> None:
     table = tmp_path / "measured.csv"
 
@@ -374,7 +429,9 @@ def test_odd_measured_steps_are_told(tmp_path: Path) -> None:
     assert "times as long as priced: step_time_s is in seconds" in in_ms
     between_nodes = told(heads, f"64,1,1,1,{0.7 * step_s}")
     assert "times as short as priced" in between_nodes
-    with pytest.raises(DamagedInput, match=r"csv:2: step_time_s: expected seconds, .* at the peak"):
+    with pytest.raises(
+        DamagedInput, match=r"csv:2: step_time_s: expected a step of .* at the peak"
+    ):
         told(heads, f"8,4,2,1,{step_s / 1000}")
     differ = told(heads, f"8,4,2,1,{step_s}", f"8,4,2,1,{2 * step_s}")
     assert "the measured steps of dp=2,microbatch=1,pp=4,tp=8 count alike, though" in differ
@@ -1238,8 +1295,11 @@ def test_memory_that_the_name_of_a_device_does_not_state_is_told() -> None:
     ("heading", "said"),
     [
         ("tp,pp,tp,step_time_s", "expected one column tp, got 'tp,pp,tp,step_time_s'"),
-        ("tp;pp;step_time_s", "expected a column step_time_s between commas, got 'tp;pp;"),
-        ("tp,pp,step_time_ms", "expected a column step_time_s between commas, got 'tp,pp,step_ti"),
+        (
+            "tp;pp;step_time_s",
+            "expected a column step_time_s or tokens_s_gpu between commas, got 'tp;pp;",
+        ),
+        ("tp,pp,step_time_ms", "expected a column step_time_s or .* commas, got 'tp,pp,step_ti"),
     ],
 )
 def test_a_bad_heading_of_measured_steps_is_named(tmp_path: Path, heading: str, said: str) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import platform
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -674,6 +674,44 @@ def test_keys_of_attention_tell_context_parallelism(tmp_path: Path, is_plain: bo
     assert {"context parallelism", "sums of gradients, shown"} <= ratios
 
 
+@pytest.mark.parametrize(("cp", "is_skipping"), [(2, False), (2, True), (4, True)])
+def test_a_ring_of_keys_calls_attention_once_for_each_rank(
+    tmp_path: Path, cp: int, is_skipping: bool
+) -> None:
+    """Each call has the keys of one rank. With a causal mask early queries may skip late keys."""
+    traced(tmp_path / "job", cp=cp)
+    run = fw.read(tmp_path / "job")
+    table, sent = run.operations, run.collectives
+    shapes, calls = table.shapes.copy(), table.calls.copy()
+    ops, groups = sent.op.copy(), sent.group.copy()
+    is_attention = np.array(["attention" in name for name in table.name.tolist()])
+    own = f"1x{HEADS}x{SEQUENCE // cp}x{HIDDEN // HEADS}"
+    sizes = np.char.count(shapes[is_attention].astype(str), " ") + 1
+    shapes[is_attention] = [" ".join([own] * count) for count in sizes.tolist()]
+    calls[is_attention] *= (table.rank[is_attention] + 1) if is_skipping else cp
+    # Gloo marks a transfer with no group.
+    is_sent = sent.bytes == 4 * SEQUENCE * HIDDEN
+    is_sent &= np.isin(sent.op, ["allgather", "allreduce"])
+    ops[is_sent], groups[is_sent] = "send", ""
+    ring = replace(
+        run,
+        facts=replace(run.facts, groups=f"cp {cp}, default_pg {cp}"),
+        operations=replace(table, shapes=shapes, calls=calls),
+        collectives=replace(sent, op=ops, group=groups),
+    )
+    found = recognised(ring)
+    model, layout = found.model, found.layout
+    assert (layout.pp, layout.cp, layout.context_kind) == (1, cp, "ring")
+    assert (model.layers, model.ffn, model.is_gated, layout.sequence) == (
+        LAYERS,
+        FFN,
+        True,
+        SEQUENCE,
+    )
+    assert {op for op, *_ in found.messages["cp"]} == {"send"}
+    assert not found.messages["pp"]
+
+
 def test_context_parallelism_stays_of_its_kind_and_without_messages_is_assumed(
     tmp_path: Path,
 ) -> None:
@@ -713,6 +751,24 @@ def test_sends_in_each_layer_that_no_group_describes_are_refused(tmp_path: Path)
     # One pass of a pipeline's first stage sends once, however few layers the stage has.
     traced(tmp_path / "stages", pp=LAYERS)
     assert recognised(without_names(fw.read(tmp_path / "stages"))).layout.pp == LAYERS
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+def test_stages_may_send_several_tensors_of_a_microbatch(tmp_path: Path, pp: int) -> None:
+    """Two tensors of one size, such as a residual beside the hidden vectors, and small ones."""
+    traced(tmp_path / "stages", pp=pp)
+    run = without_names(fw.read(tmp_path / "stages"))
+    table = run.collectives
+    told = {field.name: getattr(table, field.name) for field in fields(table)}
+    parts = [told]
+    for size_bytes in (None, None, 2048, 4096):
+        sent = {**told, "op": np.full_like(table.op, "send")}
+        if size_bytes is not None:
+            sent["bytes"] = np.full_like(table.bytes, size_bytes)
+        parts.append(sent)
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in told}
+    layout = recognised(replace(run, collectives=Collectives(**columns))).layout
+    assert (layout.pp, layout.tp, layout.dp, layout.cp) == (pp, 1, 1, 1)
 
 
 def test_attention_over_more_tokens_than_a_rank_embeds_is_ulysses(tmp_path: Path) -> None:

@@ -241,3 +241,25 @@ def test_tensor_parallelism_leaves_latent_matrices_routers_and_norms_whole() -> 
     divided, whole = (3 * 512 + 2048) / 8, 2 * 512
     extra = stages(wide, plan).params_bytes - stages(plain, plan).params_bytes
     assert extra == pytest.approx([2 * 12 * (divided + whole)])
+
+
+@pytest.mark.parametrize(("kv_heads", "tp"), [(8, 8), (8, 16), (2, 8), (2, 16)])
+def test_more_ranks_than_heads_of_keys_hold_copies_of_these(kv_heads: int, tp: int) -> None:
+    model = replace(architecture("llama3-8b"), kv_heads=kv_heads)  # 32 heads of 128 values
+    layout = Layout(tp=tp, dp=2, zero=0, global_batch=64, sequence=8192)
+    held = stages(model, layout)
+    a_layer = (
+        2 * 4096 * 32 * 128 // tp  # queries and outputs
+        + 2 * 4096 * 128 * max(1, kv_heads // tp)  # keys and values
+        + 3 * 4096 * 14336 // tp
+        + 2 * 4096  # norms
+    )
+    parameters = 32 * a_layer + 2 * 128256 * 4096 // tp + 4096
+    assert held.params_bytes == pytest.approx([2 * parameters])
+    assert held.gradients_bytes == pytest.approx([4 * parameters])
+    assert held.optimizer_bytes == pytest.approx([12 * parameters])
+    # Each rank has one head of keys, as with as many heads as ranks.
+    layout = replace(layout, cp=2, dp=1)  # which also sends them
+    held, other = (stages(one, layout) for one in (model, replace(model, kv_heads=tp)))
+    assert held.layers_bytes == pytest.approx(other.layers_bytes)
+    assert held.buffers_bytes == pytest.approx(other.buffers_bytes)

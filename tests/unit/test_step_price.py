@@ -207,6 +207,17 @@ def test_context_parallelism_with_mla_sends_the_keys_and_values_of_heads() -> No
     assert least_s < cp_s < 2 * least_s
 
 
+def test_more_ranks_than_heads_of_keys_multiply_copies_of_these() -> None:
+    known = architecture("llama3-8b")  # 32 heads of queries
+    for tp in (8, 16):
+        layout = Layout(tp=tp, dp=2, global_batch=64, sequence=8192)
+        few, enough, all_heads = (
+            priced(layout, model=replace(known, kv_heads=heads)) for heads in (2, tp, 32)
+        )
+        assert few.step_s[0] == enough.step_s[0]
+        assert few.step_s[0] < all_heads.step_s[0]
+
+
 def test_ulysses_needs_no_ring_of_keys() -> None:
     ring = Layout(tp=4, cp=4, dp=4, global_batch=64, sequence=65536)
     times_s = priced(ring, replace(ring, context_kind="ulysses"), model="llama3-70b").cp_s

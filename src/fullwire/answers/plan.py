@@ -15,7 +15,8 @@ import numpy as np
 
 from fullwire.answers.conditions import OneOrMany, count
 from fullwire.answers.opening import RunLike, opened
-from fullwire.answers.plan_goodput import Troubles, between_failures
+from fullwire.answers.plan_goodput import Troubles, between_failures, restart_time, storage_rate
+from fullwire.answers.plan_measured import measured_steps
 from fullwire.answers.plan_networks import (
     USUAL_HOURS,
     Work,
@@ -61,6 +62,7 @@ from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.goodput import UsualHours
 from fullwire.findings.plans import (
+    ColumnsPassedOver,
     DataParallelFills,
     DevicesLeftOut,
     OnlyKernels,
@@ -80,7 +82,6 @@ from fullwire.run.run import Run
 from fullwire.simulation.recognised_plan import Recognised, recognised
 from fullwire.simulation.recorded_plan import Recorded, device_in
 from fullwire.simulation.recorded_plan import calibrated as by_recording
-from fullwire.units import bits_per_second, seconds
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.architecture_files import ArchitectureLike, architecture
@@ -133,11 +134,11 @@ def plan(
     - `top`: how many plans the answer holds.
     - `why`: also tell the worth of each choice of the best plan.
     - `bandwidth`, `oversubscription`: other NICs and networks, each with its own best plan.
-    - `hours`: of training without failures on the best cluster. `failures` are device-hours between
-      two, `"15000-60000"`, `storage` the rate of writing checkpoints, `restart` a restart's time.
+    - `hours`: of training without failures on the best cluster. `failures` (device-hours between
+      two), `storage` (rate of checkpoints) and `restart` (its time) may be ranges, `"500-2000"`.
     - `synchronous_checkpoints`: training waits while a checkpoint is written.
     - `price`: of a device, `"2.10 EUR/device-hour"`; a number has no currency.
-    - `calibrate`: a table of measured steps, with a column for each degree and `step_time_s`.
+    - `calibrate`: a table of measured steps: their degrees, `step_time_s` or `tokens_s_gpu`.
     - `recorded`: a traced run of the job. Its plan is recognised, its work corrects the prices, and
       it gives model, batch and sequence that are not given.
     - `to`: the plan that is asked about, `"tp=4,pp=8"`. Other choices stay as recorded,
@@ -180,7 +181,21 @@ def _with_measured(
     asked = [replace(each, troubles=troubles) for each in questions]
     if calibrate is None:
         return asked
-    measured, about = calibration_of(asked[0], Path(calibrate))
+    question, path = asked[0], Path(calibrate)
+    devices = question.cluster.devices
+    rows, passed_over = measured_steps(
+        path,
+        question.global_batch * question.sequence / devices,
+        **dict.fromkeys(("global_batch", "gbs"), question.global_batch),
+        **dict.fromkeys(("sequence", "seq"), question.sequence),
+        **dict.fromkeys(("devices", "gpus"), devices),
+        precision=question.precision,
+        model=question.model,
+        **dict.fromkeys(("gpu", "device"), question.device),
+    )
+    measured, notes = calibration_of(question, path, rows)
+    unread = [ColumnsPassedOver(columns=passed_over)] if passed_over else []
+    about = (*notes, *unread)
     return [replace(each, calibration=measured, notes=(*each.notes, *about)) for each in asked]
 
 
@@ -480,8 +495,8 @@ def _troubles(
 ) -> Troubles:
     return Troubles(
         device_hours=None if failures is None else between_failures(failures),
-        storage_bps=None if storage is None else bits_per_second(storage, "storage"),
-        restart_s=None if restart is None else seconds(restart, "restart"),
+        storage_bps=None if storage is None else storage_rate(storage),
+        restart_s=None if restart is None else restart_time(restart),
         is_synchronous=is_synchronous,
     )
 

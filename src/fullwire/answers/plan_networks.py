@@ -42,7 +42,7 @@ from fullwire.findings.plans import (
     UsualMemory,
     UsualShareOfLinks,
 )
-from fullwire.simulation.goodput import CHECKPOINT_BYTES
+from fullwire.simulation.goodput import CHECKPOINT_BYTES, PUBLISHED_DEVICE_HOURS
 from fullwire.simulation.habits import habits_of
 from fullwire.simulation.recorded_plan import SPLITTING_S, Recorded
 from fullwire.units import ratio, seconds, shown
@@ -219,11 +219,8 @@ class Work:
         question, troubles = searched.question, searched.question.troubles
         devices, price = question.paid_devices, self.training.price
         work_s = self.training.hours * 3600 * float(searched.step_s[row]) / self.step_s
-        between, restarts_s = troubles.ranges()
-        worst, middle, best = (
-            troubles.goodput(question.cluster, question.model, work_s, device_hours, restart_s)
-            for device_hours, restart_s in zip(between, reversed(restarts_s), strict=True)
-        )
+        worst, middle, best = troubles.goodput(question.cluster, question.model, work_s)
+        _, between, _ = troubles.device_hours or PUBLISHED_DEVICE_HOURS
         device_hours = middle.wall_s / 3600 * devices
         return Lasting(
             wall_s=middle.wall_s,
@@ -236,7 +233,7 @@ class Work:
             checkpoint_bytes=int(CHECKPOINT_BYTES * question.model.parameters),
             checkpoint_interval_s=middle.interval_s,
             interruptions=middle.interruptions,
-            failures_device_hours=between[1],
+            failures_device_hours=between,
             device_hours=device_hours,
             cost=None if price is None else price.amount * device_hours,
             currency=None if price is None else price.currency or None,

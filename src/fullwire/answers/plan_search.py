@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import heapq
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,21 +12,20 @@ from typing import cast
 import numpy as np
 
 from fullwire.answers.plan_goodput import USUAL_TROUBLES, Troubles
+from fullwire.answers.plan_measured import MeasuredStep, about_measured
 from fullwire.answers.planned import (
     Exposed,
     Memory,
     Objective,
     Planned,
     Range,
-    fixed_degrees,
 )
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, Floats, Ints, Torus
 from fullwire.crew import Crew
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.files import opened
 from fullwire.findings.finding import Finding
-from fullwire.findings.plans import ColumnsPassedOver, FastestStands, MeasuredDiffer, MeasuredFarOff
+from fullwire.findings.plans import FastestStands
 from fullwire.simulation.group_times import GroupTimes
 from fullwire.simulation.habits import (
     MEASURED_FAMILIES,
@@ -42,17 +39,14 @@ from fullwire.simulation.plan_space import FIXABLE, Space, every_plan
 from fullwire.simulation.priced import Priced
 from fullwire.simulation.recorded_plan import Recorded
 from fullwire.simulation.step_price import Job, price
-from fullwire.units import show_memory, shown
-from fullwire.workloads.accelerators import Accelerator, accelerator
+from fullwire.units import show_memory
+from fullwire.workloads.accelerators import Accelerator
 from fullwire.workloads.architecture import Architecture
-from fullwire.workloads.architecture_files import built_in
 from fullwire.workloads.layout import CONTEXT_KINDS, RECOMPUTE, SCHEDULES, Precision
 from fullwire.workloads.stage_memory import Columns, Held, peaks, stage_layers, verdict
 
 ALIKE = 0.03  # of the step: sites that run the same plan differ by as much
 DEGREES = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "microbatch")
-_FAR_OFF = 5.0  # times the price of a step: the wrong unit, or another job
-_CONTRADICT = 1.25  # times the step of the same plan: repeats differ by less
 _MOST_TRIED = 12  # numbers of nodes, in search of one on which a plan fits
 
 
@@ -302,10 +296,7 @@ def score(searched: Searched) -> Floats:
     if question.objective == "cost":
         return step_s * question.paid_devices
     if question.objective == "goodput":
-        hours, restarts_s = question.troubles.ranges()
-        usual = question.troubles.goodput(
-            question.cluster, question.model, 86400.0, hours[1], restarts_s[1]
-        )
+        _, usual, _ = question.troubles.goodput(question.cluster, question.model, 86400.0)
         return step_s / usual.share
     return step_s
 
@@ -424,112 +415,6 @@ _OPEN = {
 }
 
 
-# A degree under another name would count for nothing; other columns, such as notes, may stay.
-_MISNAMED = ("microbatch_size", "shard_group", "context_kind", "step_s", "step_time")
-
-_ALIASES = {"mbs": "microbatch"}
-
-
-def measured_steps(
-    path: Path, **question: int | str | Architecture | Accelerator
-) -> tuple[list[tuple[dict[str, int | str], float]], tuple[str, ...]]:
-    """Read a table of measured steps: a column for each degree, and `step_time_s`.
-
-    Capital letters in names of columns are as good as small ones, and mbs is the microbatch.
-    Columns that say nothing of the plan, such as notes, are passed over. They are the second part
-    of the result.
-
-    - `question`: values that are the same for all plans, by the names of their columns. A row that
-      tells another value was measured on another job.
-    """
-    try:
-        with opened(path) as file:
-            table = csv.DictReader(io.StringIO(file.read().decode("utf-8-sig"), newline=""))
-            heading = list(table.fieldnames or ())
-            columns = [_ALIASES.get(name, name) for name in map(str.lower, heading)]
-            table.fieldnames = columns
-            rows = list(table)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"calibrate: expected a table of measured steps: {error}") from None
-    known = (*FIXABLE, "step_time_s")
-    plain = {name.replace("_", "") for name in (*known, *_MISNAMED)}
-    for name, told in zip(columns, heading, strict=True):
-        if name not in known and name.replace("_", "") in plain:
-            raise UsageError(
-                f"calibrate: {path}: expected columns among {', '.join(known)}, got {shown(told)}"
-            )
-    twice = [name for place, name in enumerate(columns) if name in columns[:place]]
-    if twice or "step_time_s" not in columns:
-        expected = f"one column {twice[0]}" if twice else "a column step_time_s between commas"
-        raise DamagedInput(path, f"expected {expected}, got {shown(','.join(heading))}", line=1)
-    result = []
-    for number, row in enumerate(rows, start=2):
-        if len(row) > len(columns):  # the cells beyond the heading have no name
-            raise DamagedInput(
-                path, f"expected {len(columns)} cells in a row, as in the heading", line=number
-            )
-        text = (row.get("step_time_s") or "").strip()
-        try:
-            measured_s = float(text)
-        except ValueError:
-            measured_s = 0.0
-        if not 0 < measured_s < math.inf:
-            raise DamagedInput(
-                path, f"step_time_s: expected seconds above 0, got {shown(text)}", line=number
-            )
-        for name, value in question.items():
-            told = (row.get(name) or "").strip()
-            if told and not _is_same(told, value):
-                asked = value if isinstance(value, int | str) else value.name
-                raise DamagedInput(
-                    path, f"{name}: expected {asked} as asked, got {shown(told)}", line=number
-                )
-        named = [f"{name}={row[name]}" for name in FIXABLE if row.get(name)]
-        try:
-            result.append((fixed_degrees(named), measured_s))
-        except UsageError as error:
-            raise DamagedInput(path, str(error), line=number) from None
-    if not result:
-        raise UsageError(f"calibrate: expected rows with step_time_s in {path}, got none")
-    passed_over = [name for name in columns if name and name not in known and name not in question]
-    return result, tuple(passed_over)
-
-
-def _about_measured(
-    rows: Sequence[tuple[dict[str, int | str], float]], logs: Sequence[float]
-) -> Iterator[Finding]:
-    """Yield what is odd about measured steps: far from their prices, or from each other."""
-    for number, log in enumerate(logs, start=2):
-        if abs(log) > math.log(_FAR_OFF):
-            times = math.exp(abs(log))
-            yield MeasuredFarOff(line=number, times=times, is_longer=log > 0)
-    of_plans: dict[tuple[tuple[str, int | str], ...], list[float]] = {}
-    for fixed, measured_s in rows:
-        of_plans.setdefault(tuple(sorted(fixed.items())), []).append(measured_s)
-    for fixed_so, steps_s in of_plans.items():
-        if max(steps_s) > _CONTRADICT * min(steps_s):
-            plan = ",".join(f"{name}={value}" for name, value in fixed_so)
-            yield MeasuredDiffer(plan=plan, low_s=min(steps_s), high_s=max(steps_s))
-
-
-def _is_same(told: str, value: int | str | Architecture | Accelerator) -> bool:
-    """Return whether a cell holds a value; a table may write a whole number as 512.0.
-
-    A model or a device under a name that nobody knows may be the one that is asked about.
-    """
-    if isinstance(value, Architecture):
-        known = built_in(told)
-        return known is None or known.parameters == value.parameters
-    try:
-        if isinstance(value, Accelerator):
-            return accelerator(told).family == value.family
-        return told.lower() == value if isinstance(value, str) else float(told) == value
-    except UsageError:
-        return True
-    except ValueError:
-        return False
-
-
 def _least_step_s(question: Question) -> float:
     """Return the time of a step whose products all run at the peak of the devices.
 
@@ -542,30 +427,25 @@ def _least_step_s(question: Question) -> float:
     return 3 * question.model.flops(question.sequence) * tokens / peak
 
 
-def calibration_of(question: Question, path: Path) -> tuple[Calibration, tuple[Finding, ...]]:
+def calibration_of(
+    question: Question, path: Path, rows: Sequence[MeasuredStep]
+) -> tuple[Calibration, tuple[Finding, ...]]:
     """Return the correction by measured steps of this model and cluster, and what it assumes.
 
     People run the fastest plan that fits, so that one stands for the degrees that a row leaves out.
+
+    - `path`: of the table that holds the rows.
     """
-    rows, passed_over = measured_steps(
-        path,
-        **dict.fromkeys(("global_batch", "gbs"), question.global_batch),
-        **dict.fromkeys(("sequence", "seq"), question.sequence),
-        **dict.fromkeys(("devices", "gpus"), question.cluster.devices),
-        precision=question.precision,
-        model=question.model,
-        **dict.fromkeys(("gpu", "device"), question.device),
-    )
     logs, shares, unsure = [], [], []
     left_out: set[str] = set()
     least_s = _least_step_s(question)
-    for number, (fixed, measured_s) in enumerate(rows, start=2):
+    for number, (fixed, measured_s, column) in enumerate(rows, start=2):
         if measured_s < least_s:
             raise DamagedInput(
                 path,
-                f"step_time_s: expected seconds, {least_s:.3g} or more: the products of a step "
+                f"{column}: expected a step of {least_s:.3g} s or more: the products of a step "
                 f"take as long at the peak of {question.cluster.devices:,} devices, got "
-                f"{measured_s:g}",
+                f"{measured_s:.3g} s",
                 line=number,
             )
         try:
@@ -591,5 +471,4 @@ def calibration_of(question: Question, path: Path) -> tuple[Calibration, tuple[F
     )
     degrees = tuple(name for name in FIXABLE if name in left_out)
     notes = [FastestStands(degrees=degrees)] if degrees else []
-    unread = [ColumnsPassedOver(columns=passed_over)] if passed_over else []
-    return known, (*notes, *unread, *_about_measured(rows, logs))
+    return known, (*notes, *about_measured(rows, logs))

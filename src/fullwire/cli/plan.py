@@ -70,10 +70,10 @@ class Question:
         typer.Option(help="Device-hours between two failures: 50000, or a range: 15000-60000"),
     ] = None
     storage: Annotated[
-        str | None, typer.Option(help="Rate at which checkpoints are written: 200GB/s")
+        str | None, typer.Option(help="Rate at which checkpoints are written: 200GB/s, or a range")
     ] = None
     restart: Annotated[
-        str | None, typer.Option(help="From a failure to reading the checkpoint: 10min")
+        str | None, typer.Option(help="From a failure to reading the checkpoint: 10min, 5min-30min")
     ] = None
     synchronous_checkpoints: Annotated[
         bool,
@@ -84,7 +84,9 @@ class Question:
     ] = None
     calibrate: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Measured steps: tp,pp,...,step_time_s in each row"),
+        typer.Option(
+            metavar="FILE", help="Measured steps: tp,pp,...,step_time_s (or tokens_s_gpu)"
+        ),
     ] = None
 
 

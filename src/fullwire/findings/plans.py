@@ -116,13 +116,15 @@ class MeasuredFarOff(Finding):
 
     template = (
         "line {line} of the measured steps is right, though {times:,.0f} times as "
-        "{is_longer:long|short} as priced: step_time_s is in seconds"
+        "{is_longer:long|short} as priced: "
+        "{is_rate:tokens_s_gpu is of one device in a second|step_time_s is in seconds}"
     )
     is_assumption = True
 
     line: int
     times: float
     is_longer: bool
+    is_rate: bool
 
 
 class MeasuredDiffer(Finding):

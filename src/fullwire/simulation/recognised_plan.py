@@ -12,9 +12,8 @@ names tell them, and the user's model gives the sizes that operations would show
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +32,9 @@ from fullwire.simulation.traced_work import (
     WORK,
     TracedMessages,
     TracedTimes,
+    sizes_of,
     steps_of_all,
+    values_of_keys,
     whole_steps,
 )
 from fullwire.units import shown
@@ -46,7 +47,6 @@ _PRECISIONS: Mapping[str, Precision] = {
     "c10::bfloat16": "bf16",
     "c10::float8_e4m3fn": "fp8",
 }
-_SIZE = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,22 +79,6 @@ def recognised(run: Run, model: Architecture | None = None) -> Recognised:
     return _Recognising(run, model).answer()
 
 
-def _sizes(shapes: str) -> list[list[int]]:
-    """Return the sizes of an operation's tensors; none where the text of a trace is no sizes."""
-    sizes = [shape.split("x") for shape in shapes.split()]
-    flat = [size for shape in sizes for size in shape]
-    if not all(_SIZE.fullmatch(size) for size in flat):
-        return []
-    return [[int(size) for size in shape] for shape in sizes]
-
-
-def _values_of_keys(own: Iterable[int], cp: int) -> frozenset[int]:
-    """Return the values of messages of keys, alone or with the values, of one rank or of all."""
-    if cp == 1:
-        return frozenset()
-    return frozenset(each * ways * parts for each in own for ways in (1, cp) for parts in (1, 2))
-
-
 class _Recognising:
     """The operations of a run by rank; each method recognises one part of the plan."""
 
@@ -102,6 +86,7 @@ class _Recognising:
         self.run = run
         self.model = model
         self.told = degrees_of(run.facts.groups or "")
+        self.attended: set[tuple[int, int]] = set()  # tokens of queries and of keys of a call
         self.unlike_group: int | None = None
         self.has_usual_mlp = False
         self.open_vocabulary: int | None = None
@@ -153,15 +138,16 @@ class _Recognising:
         micro = self._microbatches()
         self._refuse_exchanges(tokens, micro)
         [rows, hidden], _ = self._embedding(tokens)
-        cp = self.told.of.get("cp") or self._keys_of_a_query(sequence, head_dim)
+        self.attended = self._queries_and_keys(sequence, head_dim)
+        cp = self.told.of.get("cp") or self._keys_of_a_query()
         kv_heads = self._kv_heads(tokens, hidden, local_heads, local_kv, head_dim)
         messages = replace(
             self.messages,
             activation=tokens * hidden,
-            keys=_values_of_keys({tokens * heads * head_dim for heads in (kv_heads, local_kv)}, cp),
+            keys=values_of_keys({tokens * heads * head_dim for heads in (kv_heads, local_kv)}, cp),
         )
         tp, pp, dp = self._degrees(messages, hidden, local_heads, head_dim, cp)
-        messages = replace(messages, tp=tp)
+        messages = replace(messages, tp=tp, pp=pp)
         layers, again = self._layers(pp, micro)
         self._compare(hidden, local_heads * tp, head_dim)
         if self.model is not None and self.only_kernels:
@@ -180,8 +166,8 @@ class _Recognising:
                 **self._mlp(tokens, hidden, local_heads * head_dim, vocab, tp),
             )
         kinds = messages.by_kind()
-        zero = self._zero(kinds["dp"], micro, model.parameters / (tp * pp)) if dp > 1 else 0
-        is_gathered = any(op != "send" for op, *_ in kinds["cp"])
+        zero = messages.zero(micro, model.parameters / (tp * pp)) if dp > 1 else 0
+        is_ring = not kinds["cp"] or any(op in TRANSFERS for op, *_ in kinds["cp"])
         times = TracedTimes(
             run=self.run,
             steps=self.steps,
@@ -204,7 +190,7 @@ class _Recognising:
                 sequence=sequence * cp,
                 sequence_parallel=tp > 1 and any(op == "allgather" for op, *_ in kinds["tp"]),
                 precision=self._precision(),
-                context_kind="all-gather" if is_gathered else "ring",
+                context_kind="ring" if is_ring else "all-gather",
                 tp_overlap=False,
                 dp_overlap=beside > 0.3 or dp * cp == 1,
             ),
@@ -231,7 +217,8 @@ class _Recognising:
         if self.told.of.get("cp", 1) == 1:
             first = [rank for rank in self.ranks if any(self._shapes(rank, "aten::embedding"))]
             forward = {rank: self._passes(rank, backward=False) for rank in first}
-            self.messages.refuse_rings(forward, micro)
+            has_stages = len(first) < len(self.ranks)
+            self.messages.refuse_rings(forward, micro, has_stages=has_stages)
         has_experts = any(
             "_grouped_mm" in name for rank in self.ranks for name, _ in self.calls[rank]
         )
@@ -270,20 +257,6 @@ class _Recognising:
         known = Counter({kind: n for kind, n in types.items() if kind in _PRECISIONS})
         return _PRECISIONS[known.most_common(1)[0][0]] if known else "bf16"
 
-    def _zero(
-        self, messages: Sequence[tuple[str, float, float]], micro: int, own_values: float
-    ) -> int:
-        """Return the stage of ZeRO that messages of data parallelism show.
-
-        Gloo sums all gradients where NCCL leaves each rank its part. Then the gathers must have
-        the size of the parameters, in 16 bits or more: a job may also gather its metrics.
-        """
-        gathers = [size for op, size, _ in messages if op == "allgather"]
-        is_scattered = any(op == "reducescatter" for op, *_ in messages)
-        if not is_scattered and sum(gathers) < len(self.steps) * own_values:
-            return 0
-        return 3 if len(gathers) > micro * len(self.steps) else 1
-
     def _layers(self, pp: int, micro: int) -> tuple[int, float]:
         """Return the model's layers, and attention's forward passes for each backward pass.
 
@@ -295,13 +268,13 @@ class _Recognising:
             of_stage = self.model.layers / pp
             layers, again = self.model.layers, 1.0
         else:
-            passes = [self._passes(rank, backward=True) / micro for rank in self.ranks]
+            passes = [self._passes(rank, backward=True) for rank in self.ranks]
             if min(passes) <= 0:
                 raise self._lacks("each rank's backward pass of attention", "none")
-            of_stage = float(np.mean(passes))
+            of_stage = float(np.mean([self._layer_passes(rank) for rank in self.ranks])) / micro
             layers = max(1, round(of_stage * pp))
             # Recomputation runs a layer's attention twice for each backward pass of it.
-            again = self._passes(self.ranks[0], backward=False) / (passes[0] * micro)
+            again = self._passes(self.ranks[0], backward=False) / passes[0]
         if not self.has_whole_step:
             raise self._lacks("a whole step of each rank", "a part of one")
         products = sum(calls for rank in self.ranks for _, calls in self._shapes(rank, *PRODUCTS))
@@ -312,13 +285,13 @@ class _Recognising:
     def _shapes(self, rank: int, *names: str) -> Iterator[tuple[list[list[int]], int]]:
         """Yield the sizes of operations with these names, and their calls."""
         for (name, shapes), calls in self.calls[rank].items():
-            if name in names and (sizes := _sizes(shapes)):
+            if name in names and (sizes := sizes_of(shapes)):
                 yield sizes, calls
 
     def _attended(self) -> Iterator[tuple[list[int], int, int]]:
         """Yield calls of attention: batch, tokens, heads, their width; heads and tokens of keys."""
         for name, shapes in (call for rank in self.ranks for call in self.calls[rank]):
-            sizes = _sizes(shapes) if ATTENTION.search(name) else []
+            sizes = sizes_of(shapes) if ATTENTION.search(name) else []
             if "backward" in name:  # its first tensor is the gradient, of the same sizes
                 sizes = sizes[1:]
             if [len(size) for size in sizes[:2]] != [4, 4] or not all(sizes[0] + sizes[1]):
@@ -331,16 +304,14 @@ class _Recognising:
 
     def _attention(self) -> tuple[int, int, int, int, int]:
         """Return sequences of a microbatch, their tokens, heads of a rank, and their width."""
-        for [batch, tokens, heads, width], kv_heads, _ in self._attended():
+        # Around a ring, calls may have the late half of a rank's queries.
+        calls = sorted(self._attended(), key=lambda call: -call[0][1])
+        for [batch, tokens, heads, width], kv_heads, _ in calls:
             return batch, tokens, heads, kv_heads, width
         return self._plain_attention()
 
-    def _keys_of_a_query(self, tokens: int, width: int) -> int:
-        """Return how many times as many keys as queries all attention of a rank has.
-
-        Ranks of context parallelism may gather the keys of all. Around a ring each call has those
-        of one rank, or half of them, which tells nothing.
-        """
+    def _queries_and_keys(self, tokens: int, width: int) -> set[tuple[int, int]]:
+        """Return the tokens of queries and of keys of each call of attention."""
         pairs = {(query[1], keys) for query, _, keys in self._attended()}
         if not pairs:  # scores: queries by the width, times the width by keys
             for sizes, _ in (call for rank in self.ranks for call in self._shapes(rank, *BATCHED)):
@@ -350,7 +321,15 @@ class _Recognising:
                 left, right = matrices[-2:]
                 if left == [tokens, width] and right[0] == width and right[1]:
                     pairs.add((tokens, right[1]))
-        [queries, keys], *others = pairs or {(1, 1)}
+        return pairs
+
+    def _keys_of_a_query(self) -> int:
+        """Return how many times as many keys as queries all attention of a rank has.
+
+        Ranks of context parallelism may gather the keys of all. Around a ring each call has those
+        of one rank, or half of them, which tells nothing.
+        """
+        [queries, keys], *others = self.attended or {(1, 1)}
         is_told = not others and self.world > 1 and keys % queries == 0
         return keys // queries if is_told else 1
 
@@ -530,6 +509,21 @@ class _Recognising:
         plain = sum(calls for _, calls in self._shapes(rank, *BATCHED))
         return (fused or plain / 6) / len(self.steps)
 
+    def _layer_passes(self, rank: int) -> float:
+        """Return how often a step passes a layer of a rank backward.
+
+        Around a ring, a call of attention has the keys of one rank of context parallelism, so a
+        layer takes a call for each. A causal mask may leave early queries fewer of them: the latest
+        of the ranks with the same products tells.
+        """
+        cp = self.told.of.get("cp", 1)
+        pairs = self.attended
+        if cp == 1 or not pairs or max(keys for _, keys in pairs) > max(pairs)[0]:
+            return self._passes(rank, backward=True)
+        products = {each: sorted(self._shapes(each, *PRODUCTS)) for each in self.ranks}
+        alike = [each for each in self.ranks if products[each] == products[rank]]
+        return max(self._passes(each, backward=True) for each in alike) / cp
+
     def _sides(self, rank: int, tokens: int, hidden: int) -> Counter[int]:
         """Count a rank's products by their side that is neither tokens nor hidden vector."""
         calls_of: Counter[int] = Counter()
@@ -551,7 +545,7 @@ class _Recognising:
         Each matrix has three products: forward, and the gradients of its input and its weight.
         """
         rank = self.ranks[0]
-        per_layer = 3 * self._passes(rank, backward=True) * len(self.steps)
+        per_layer = 3 * self._layer_passes(rank) * len(self.steps)
         if not per_layer:
             return Counter()
         sides = self._sides(rank, tokens, hidden)

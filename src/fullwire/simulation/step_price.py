@@ -76,7 +76,8 @@ class Job:
         """Return the forward time of multiplying a microbatch with each of some matrices."""
         total = np.zeros(len(self.plans))
         for matrix in matrices:
-            columns, inner = _divided(matrix, self.plans.tp)
+            columns = matrix.outputs_on_rank(self.plans.tp)
+            inner = matrix.inputs_on_rank(self.plans.tp)
             total += self.product_s(self.plans.rank_tokens, columns, inner, 1, precision)
         return self.habits.gemm * total
 
@@ -154,14 +155,6 @@ class Job:
     def sums_s(self, op: str, ranks: Ints, stride: Ints, sizes_bytes: Floats) -> Floats:
         """Time a collective of each plan."""
         return self.groups.each_s(op, ranks, stride, sizes_bytes)
-
-
-def _divided(matrix: Matrix, ways: Ints) -> tuple[Floats, Floats]:
-    """Return the columns and the inner dimension of a matrix on one of so many ranks."""
-    whole = np.ones(len(ways))
-    columns = np.ceil(matrix.outputs / (ways if matrix.split == "column" else whole))
-    inner = np.ceil(matrix.inputs / (ways if matrix.split == "row" else whole))
-    return columns, inner
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -287,7 +280,7 @@ def _experts(job: Job, moe: Moe) -> tuple[Floats, Floats, Floats]:
     local = np.ceil(moe.experts / plans.ep)
     multiplied_s = np.zeros(len(plans))
     for matrix in model.expert_matrices:
-        columns, inner = _divided(matrix, plans.etp)
+        columns, inner = matrix.outputs_on_rank(plans.etp), matrix.inputs_on_rank(plans.etp)
         multiplied_s += job.product_s(rows / local, columns, inner, local)
     sorted_bytes = job.value_bytes * rows * (6 * model.hidden + 3.5 * moe.ffn / plans.etp)
     if job.is_narrow:

@@ -37,6 +37,7 @@ PRODUCTS = ("aten::mm", "aten::addmm", "aten::_scaled_mm")
 BATCHED = ("aten::bmm", "aten::baddbmm")
 _SHARD_COPIES = ("aten::_foreach_copy_", "aten::split_with_sizes_copy", "aten::_chunk_cat")
 ATTENTION = re.compile(r"_scaled_dot_product_|_flash_attention_|_efficient_attention_|flash_attn")
+_SIZE = re.compile(r"[0-9]{1,18}")
 # Kernels by name, for work that no operation shows.
 _ATTENTION_KERNEL = re.compile(r"fmha|flash|attn|attention|sdpa", re.IGNORECASE)
 _PRODUCT_KERNEL = re.compile(r"gemm|nvjet|cutlass|xmma|cublas|cijk_", re.IGNORECASE)
@@ -78,6 +79,22 @@ def whole_steps(run: Run, steps: Sequence[int]) -> list[int]:
     return [step for step in steps if step not in cut]
 
 
+def sizes_of(shapes: str) -> list[list[int]]:
+    """Return the sizes of an operation's tensors; none where the text of a trace is no sizes."""
+    sizes = [shape.split("x") for shape in shapes.split()]
+    flat = [size for shape in sizes for size in shape]
+    if not all(_SIZE.fullmatch(size) for size in flat):
+        return []
+    return [[int(size) for size in shape] for shape in sizes]
+
+
+def values_of_keys(own: Iterable[int], cp: int) -> frozenset[int]:
+    """Return the values of messages of keys, alone or with the values, of one rank or of all."""
+    if cp == 1:
+        return frozenset()
+    return frozenset(each * ways * parts for each in own for ways in (1, cp) for parts in (1, 2))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedMessages:
     """The messages of some steps, with what tells their kinds."""
@@ -87,6 +104,7 @@ class TracedMessages:
     descriptions: Mapping[str, str]  # of groups, by name
     activation: int = 0  # values of all tokens of a rank's microbatch; 0 before it is known
     tp: int = 1
+    pp: int = 1
     keys: frozenset[int] = frozenset()  # values of messages of keys, under context parallelism
 
     def by_kind(self) -> dict[str, tuple[tuple[str, float, float], ...]]:
@@ -107,6 +125,19 @@ class TracedMessages:
             kinds[kind].append(message)
         return {kind: tuple(kinds.get(kind, ())) for kind in ("tp", "dp", "pp", "cp")}
 
+    def zero(self, micro: int, own_values: float) -> int:
+        """Return the stage of ZeRO that messages of data parallelism show.
+
+        Gloo sums all gradients where NCCL leaves each rank its part. Then the gathers must have
+        the size of the parameters, in 16 bits or more: a job may also gather its metrics.
+        """
+        messages = self.by_kind()["dp"]
+        gathers = [size for op, size, _ in messages if op == "allgather"]
+        is_scattered = any(op == "reducescatter" for op, *_ in messages)
+        if not is_scattered and sum(gathers) < len(self.steps) * own_values:
+            return 0
+        return 3 if len(gathers) > micro * len(self.steps) else 1
+
     def described(self, group: str) -> str:
         """Return the parallelism that a group's description names; empty if it is open.
 
@@ -119,9 +150,12 @@ class TracedMessages:
         """Return the parallelism that a message serves."""
         if kind := self.described(str(self.table.group[row])):
             return kind
-        if self.table.op[row] in TRANSFERS:
-            return "pp"
         size_bytes = int(self.table.bytes[row])
+        if self.table.op[row] in TRANSFERS:  # Gloo names no group of these
+            if self.pp == 1:
+                return "cp" if self.keys else "pp"
+            of_keys = _sizes_bytes(self.keys) - _sizes_bytes([self.activation])
+            return "cp" if size_bytes in of_keys else "pp"
         if self.tp > 1 and size_bytes in _sizes_bytes([self.activation]):
             return "tp"
         if size_bytes in _sizes_bytes(self.keys):
@@ -168,19 +202,24 @@ class TracedMessages:
         """Return how many all-to-alls of a step belong to groups that nobody describes."""
         return self._most_in_a_step(self._is_open("", ("alltoall",)), np.ones(len(self.table)))
 
-    def refuse_rings(self, passes: Mapping[int, float], microbatches: int) -> None:
+    def refuse_rings(
+        self, passes: Mapping[int, float], microbatches: int, *, has_stages: bool
+    ) -> None:
         """Refuse transfers in each layer, which no group describes, as of keys around a ring.
 
-        A pipeline's first stage sends once in a microbatch. Around a ring each rank sends in most
-        calls of attention, forward and backward.
+        A pipeline's first stage sends in a microbatch once, or some tensors of different sizes.
+        Around a ring each rank sends in most calls of attention, forward and backward.
 
         - `passes`: forward calls of attention in a step, of each rank that embeds.
+        - `has_stages`: whether other ranks do not embed.
         """
         is_sent = self._is_open("", ("send", "sendrecv"))
         for rank, calls in passes.items():
-            sent = self._most_in_a_step(
-                is_sent & (self.table.rank == rank), np.ones(len(self.table))
-            )
+            sizes_bytes = self.table.bytes[is_sent & (self.table.rank == rank)]
+            counts = np.unique(sizes_bytes, return_counts=True)[1] / len(self.steps)
+            if has_stages:
+                counts = counts[counts > 2 * microbatches]
+            sent = float(counts.sum())
             if sent > 2 * microbatches and sent >= calls > 0:
                 raise UsageError(
                     "from: expected groups that tell what ranks send to each other in each layer, "

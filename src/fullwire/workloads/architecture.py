@@ -29,6 +29,8 @@ class Matrix(NamedTuple):
     outputs: int
     split: Split  # column: outputs are divided; row: inputs are
     has_bias: bool = False
+    key_outputs: int = 0  # of `outputs`, those of keys and values
+    key_heads: int = 1  # that these belong to; more ranks than heads hold copies
 
     @property
     def parameters(self) -> int:
@@ -40,15 +42,27 @@ class Matrix(NamedTuple):
         """Return the operations of one token, forward."""
         return 2 * self.inputs * self.outputs
 
+    def outputs_on_rank(self, tp: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the outputs on one of `tp` ranks of tensor parallelism.
+
+        A rank has at least one whole head of keys and values, so more ranks hold copies of it.
+        """
+        if self.split != "column":
+            return np.full(np.shape(tp), float(self.outputs))
+        keys = self.key_outputs / np.minimum(tp, self.key_heads)
+        return np.asarray((self.outputs - self.key_outputs) / tp + keys)
+
+    def inputs_on_rank(self, tp: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the inputs on one of `tp` ranks of tensor parallelism."""
+        return np.asarray(self.inputs / (tp if self.split == "row" else np.ones(np.shape(tp))))
+
     def parameters_on_rank(self, tp: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the values on one of `tp` ranks of tensor parallelism.
 
         Each rank has a matrix that is not divided as a whole, and the bias of a sum over ranks.
         """
-        bias = self.has_bias * self.outputs
-        ways = 1 if self.split == "none" else tp
-        values = self.inputs * self.outputs / ways
-        return np.asarray(values + bias / (tp if self.split == "column" else 1))
+        outputs = self.outputs_on_rank(tp)
+        return np.asarray((self.inputs_on_rank(tp) + self.has_bias) * outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +177,15 @@ class Architecture:
         has_qkv_bias = self.biases != "none"
         has_output_bias = self.biases in ("attention", "all")
         return (
-            Matrix("qkv", self.hidden, query + 2 * shared, "column", has_qkv_bias),
+            Matrix(
+                "qkv",
+                self.hidden,
+                query + 2 * shared,
+                "column",
+                has_qkv_bias,
+                key_outputs=2 * shared,
+                key_heads=self.kv_heads,
+            ),
             Matrix("output", query, self.hidden, "row", has_output_bias),
         )
 
@@ -381,7 +403,7 @@ class Architecture:
     def keys_and_values(
         self, tp: NDArray[np.int64] | int, least_heads: NDArray[np.int64] | int = 1
     ) -> NDArray[np.float64]:
-        """Return the values of a token and layer that context parallelism sends on each rank.
+        """Return the keys and values of a token and layer on each rank: CP sends so many.
 
         They are those of the heads of one tensor-parallel rank. Where Ulysses gives each rank of
         its group a head, these are at least as many heads. Frameworks expand the latent vectors of

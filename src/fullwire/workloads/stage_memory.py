@@ -339,7 +339,7 @@ def _held(
     working = width * (2 * own * model.hidden + gates * tokens * inner / plans.tp)
     messages = np.where(pp > 1, 2 * width * own * model.hidden, 0)
     messages = messages + np.where(
-        np.asarray(plans.cp) > 1, 4 * width * tokens / plans.tp * model.kv_heads * model.head_dim, 0
+        np.asarray(plans.cp) > 1, 2 * width * tokens * model.keys_and_values(plans.tp), 0
     )
     behind = np.where(is_last, np.maximum(0, working - logits), working)
     return Held(
@@ -489,8 +489,8 @@ def _attention_values(model: Architecture, width: int, tp: Any) -> Floats:
     statistics = 4 * model.heads / tp
     mla = model.mla
     if mla is None:
-        values = 2 * (model.heads + model.kv_heads) * model.head_dim
-        return np.asarray(width * values / tp + statistics)
+        values = 2 * model.heads * model.head_dim / tp + model.keys_and_values(tp)
+        return np.asarray(width * values + statistics)
     key = mla.nope_dim + mla.rope_dim
     values = model.heads * (2 * key + mla.nope_dim + 2 * mla.value_dim)
     # Short vectors before and behind their norms are whole on each rank.
