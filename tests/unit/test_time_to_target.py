@@ -1480,7 +1480,7 @@ def test_fragments_end_between_parameters(
     assert found.tolist() == pytest.approx(shares)
 
 
-def test_buckets_of_a_trace_do_not_limit_fragments(jobs: tuple[Run, Run]) -> None:
+def test_buckets_of_a_trace_do_not_limit_fragments(tmp_path: Path, jobs: tuple[Run, Run]) -> None:
     """A trace of 4 buckets refused 8 fragments of a model with more parameters."""
     small, _ = jobs
     traced = dataclasses.replace(
@@ -1494,6 +1494,13 @@ def test_buckets_of_a_trace_do_not_limit_fragments(jobs: tuple[Run, Run]) -> Non
     [note] = [note for note in table.notes if isinstance(note, FragmentsTakenAlike)]
     assert sentence(note).startswith("a trace: the trace shows buckets of gradients")
     assert plain_subject("a", traced).shares_of(8).tolist() == [1 / 8] * 8
+    # A replay of the trace has the same buckets, and forgot that they were some.
+    again = fw.replay(traced, workers=4, bandwidth="100Mbps")
+    fw.write(again, tmp_path / "again.run")
+    again = fw.read(tmp_path / "again.run")
+    replayed = fw.whatif(again, workers=4, **asked)
+    assert replayed["fragments"].tolist() == [1, 4, 8]
+    assert any(isinstance(note, FragmentsTakenAlike) for note in replayed.notes)
     with pytest.raises(UsageError, match="expected a divisor of 40 local steps, got 7"):
         fw.whatif(traced, bandwidth="100Mbps", local_steps=40, fragments=7)
     with pytest.raises(UsageError, match="expected at most 4, one for each parameter"):
