@@ -4,10 +4,10 @@
 
 A point is a batch, and the mean that several runs needed to reach the target. The script
 takes, for each benchmark, the round with the most batches, the latest of several. It leaves out one
-batch after the other and predicts it from the rest. A benchmark needs three batches. Then each pair
-of batches that differ by 2 to 8 times predicts those at over twice the larger, or under half of the
-smaller one. Of many such predictions, about 1,000 of one benchmark are made and 20,000 in all,
-spread evenly.
+batch after the other and predicts it from the rest: at most 500 of a benchmark, spread evenly. A
+benchmark needs three batches. Then each pair of batches that differ by 2 to 8 times predicts those
+at over twice the larger, or under half of the smaller one. Of many such predictions, about 1,000 of
+one benchmark are made and 20,000 in all, spread evenly.
 
 The last line is JSON: benchmarks, points, median and 90th percentile of the relative error, and its
 median over the largest batches. `coverage` is the share of points in their 90 % interval.
@@ -24,11 +24,12 @@ their runs. Only the published table renews `results/reference-points.json`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -46,6 +47,7 @@ MOST_EPOCHS = 1000  # no benchmark goes over its data so often: larger values ar
 OTHER_UNIT = 20.0  # times: no benchmark's samples grow so much from one point to the next
 _PAIR, _BEYOND = (2.0, 8.0), 2.0  # times: how far two batches are apart, and others from both
 _MOST_PAIRS, _MOST_FAR, _MOST_FAR_IN_ALL = 100, 1000, 20_000  # predictions beyond: each takes 1 ms
+_MOST_LEFT_OUT = 500  # of one benchmark
 TABLE = "accuracy/mlperf_rcp.csv"
 COLUMNS = ("suite", "benchmark", "batch", "n", "olympic_mean", "std")
 
@@ -170,14 +172,23 @@ def _in_samples(curve: Curve, least: float) -> Curve:
     return tuple(replace(point, samples=point.samples * point.batch) for point in curve)
 
 
-def left_out(curve: Curve, benchmark: str) -> list[LeftOut]:
-    """Predict each point of a curve from the others."""
-    return [
-        _predicted(
-            fit_batches([other for other in curve if other is not point]), point, curve, benchmark
-        )
-        for point in curve
-    ]
+def left_out(curve: Curve, benchmark: str, done: Callable[[], None] | None = None) -> list[LeftOut]:
+    """Predict each point of a curve from the others; of many points, some that are spread evenly.
+
+    Each takes a fit to all others, so all of them would take time by the square of their number.
+    The largest batch is always among them. `done` is told of each prediction.
+    """
+    found = []
+    for point in _left_out_of(curve):
+        law = fit_batches([other for other in curve if other is not point])
+        found.append(_predicted(law, point, curve, benchmark))
+        if done is not None:
+            done()
+    return found
+
+
+def _left_out_of(curve: Curve) -> list[Point]:
+    return [*_spread(curve[:-1], _MOST_LEFT_OUT - 1), curve[-1]]
 
 
 def beyond(curve: Curve, benchmark: str, most: int = _MOST_FAR) -> list[LeftOut]:
@@ -203,7 +214,7 @@ def beyond(curve: Curve, benchmark: str, most: int = _MOST_FAR) -> list[LeftOut]
     return found
 
 
-def _spread(items: list[_Item], most: int) -> list[_Item]:
+def _spread(items: Sequence[_Item], most: int) -> list[_Item]:
     """Return at most so many items, from places that are spread evenly."""
     count = min(most, len(items))
     return [items[int((place + 0.5) * len(items) / count)] for place in range(count)]
@@ -258,13 +269,14 @@ def main() -> None:
     asked = taken.parse_args()
     of_curves = curves(asked.points)
     of_benchmarks: dict[str, list[LeftOut]] = {}
-    with progress("benchmarks predicted") as told:
-        for done, (name, curve) in enumerate(of_curves.items(), 1):
-            of_benchmarks[name] = left_out(curve, name)
+    places = itertools.count(1)
+    points = sum(len(_left_out_of(curve)) for curve in of_curves.values())
+    with progress("batches predicted from the others") as told:
+        for name, curve in of_curves.items():
+            each = None if told is None else lambda: told(next(places), points)
+            of_benchmarks[name] = left_out(curve, name, each)
             if not asked.json:
                 _print(of_benchmarks[name])
-            elif told is not None:
-                told(done, len(of_curves))
     found = [each for those in of_benchmarks.values() for each in those]
     if not found:
         raise DamagedInput(asked.points, f"expected a benchmark with {FEWEST} batches, found none")

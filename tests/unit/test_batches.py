@@ -149,6 +149,19 @@ def test_a_benchmark_of_many_batches_is_predicted_a_bounded_number_of_times() ->
     assert len(reference_points.beyond(few, "x", most=6)) <= 6
 
 
+def test_of_many_batches_some_are_left_out_and_the_largest_is_among_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A benchmark of 3,000 batches took a minute: each was predicted from all others."""
+    monkeypatch.setattr(reference_points, "_MOST_LEFT_OUT", 10)
+    many = tuple(of_law(batch) for batch in np.geomspace(16, 16_000, 40))
+    told: list[None] = []
+    found = reference_points.left_out(many, "x", lambda: told.append(None))
+    assert len(found) == len(told) == 10
+    assert [each.is_largest for each in found] == [False] * 9 + [True]
+    assert found[0].batch < 40  # from all over the curve
+
+
 def test_points_in_two_units_and_in_steps_become_curves_in_samples(tmp_path: Path) -> None:
     path = tmp_path / "points.csv"
     lines = ["suite,benchmark,batch,n,olympic_mean,std"]

@@ -11,16 +11,20 @@ The known lines are those of three scripts:
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fullwire
+from fullwire.answers.until import until
 from fullwire.convergence.curves import curve_of, read_goal
 from fullwire.convergence.reaching import reach
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.importers import read
+from fullwire.run.usual import begun_ns, gaps_between_steps_s, marks_of_steps
+from fullwire.words import sentence
 from tests.conftest import Cli
 
 NANOGPT = """step 0: train loss 2.6743, val loss 2.4028
@@ -77,6 +81,43 @@ def test_a_line_stands_for_the_steps_since_the_line_before(
     metrics = read(written(tmp_path, "\n".join(lines))).metrics
     taken_s = (metrics.value + (first == 0)) * 0.1
     assert (metrics.time_ns * 1e-9).tolist() == pytest.approx(taken_s.tolist())
+
+
+@pytest.mark.parametrize(
+    ("numbers", "is_numbered"),
+    [
+        (range(10, 301, 10), True),
+        (range(0, 301, 10), True),
+        ([*range(10, 161, 10), *range(110, 301, 10)], True),  # started again from step 100
+        (range(10, 301, 10), False),
+    ],
+)
+def test_a_metric_has_the_time_at_which_its_step_ended(
+    tmp_path: Path, numbers: Sequence[int], is_numbered: bool
+) -> None:
+    """The steps had a clock of their own, that counted the steps with a line only."""
+    lines = "".join(
+        f"{f'step {n} ' if is_numbered else ''}loss {1 + 10 / n if n else 11}, took 100 ms\n"
+        for n in numbers
+    )
+    pattern = r"(?:step (?P<step>\d+) )?loss (?P<loss>\S+), took (?P<ms>\d+) ms"
+    run = read(written(tmp_path, lines), pattern=pattern)
+    marks = marks_of_steps(run)
+    assert marks.end_ns.tolist() == run.metrics.time_ns.tolist()
+    assert (marks.end_ns - marks.start_ns).tolist() == [100_000_000] * len(numbers)
+    assert begun_ns(marks).min() == 0
+    # The steps without a line are no pauses.
+    assert gaps_between_steps_s(run.spans).tolist() == pytest.approx([0] * (len(numbers) - 1))
+    notes = " ".join(sentence(note) for note in fullwire.explain(run).notes)
+    assert "between steps" not in notes
+
+
+def test_a_log_of_few_lines_tells_when_it_reached_a_value(tmp_path: Path) -> None:
+    """Five lines of 500 steps: the values seemed to be of another clock."""
+    lines = [f"iter {n}: loss {600 - n}.0, time 100.0ms, mfu 1%" for n in range(100, 501, 100)]
+    run = read(written(tmp_path, "\n".join(lines)))
+    [reached] = until(run, run, "loss<=250").before
+    assert reached.time_s == pytest.approx(0.1 * reached.steps)
 
 
 def test_waiting_for_data_is_input(tmp_path: Path) -> None:

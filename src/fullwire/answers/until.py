@@ -31,7 +31,7 @@ from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.targets import ReachedAlike, ReachedFirst
 from fullwire.run.run import Run
-from fullwire.run.usual import marks_of_steps
+from fullwire.run.usual import begun_ns, marks_of_steps
 
 _USUAL_COUNTS = 4  # the degrees of freedom of the usual scatter, beside a side's own runs
 _SURE = 0.95
@@ -174,7 +174,7 @@ def _reached(name: str, run: Run, curve: Curve, goal: Goal) -> Reached:
     marks, first_ns, first = marks_of_steps(run), float(curve.times_ns[0]), int(curve.steps[0])
     before_s = None
     if len(marks):
-        began_ns = float(marks.start_ns.min())
+        began_ns = float(begun_ns(marks).min())
         step_ns = float(np.median(marks.end_ns - marks.start_ns))
         if first_ns > float(marks.end_ns.max()) + _LATE * step_ns:
             raise UsageError(

@@ -247,7 +247,10 @@ def _of_criticals(
     batches, samples = np.array([(point.batch, point.samples) for point in points], float).T
     observed = np.log(samples)
     share = 1 / (1 + np.array([point.variance for point in points]) / MISFIT**2)
-    lost = np.stack([point.lost(critical) for point in points], axis=1)
+    lost = np.log1p(batches / critical[:, None])
+    for place, point in enumerate(points):
+        if point.stages:
+            lost[:, place] = point.lost(critical)
     least = ((observed - lost) * share).sum(axis=1) / share.sum()
     squares = (share * np.square(observed - lost - least[:, None])).sum(axis=1)
     freedom = MISFIT_COUNTS + len(points) - 1

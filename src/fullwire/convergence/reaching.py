@@ -18,7 +18,7 @@ keeps every (b, c) with its weight, and refuses where they disagree about the go
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -56,6 +56,7 @@ _SHARES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0)  # of the noise, by 
 _QUICKEST, _FADES = 0.7, 12  # of the shared noise, that fades from one value to the next
 _FEWEST_LENGTHS = 4  # of the slowest fading, in all values
 _NOISES = 8
+_LEAST_LEFT = 0.2  # of the noise, beside a trend: less of it tells nothing of the rest
 _TREND = 6  # powers of the logarithm of steps, that a whole curve follows apart from its noise
 _OF_TREND = 4  # turns over the curve, that the trend follows itself
 _MOST_TOLD = 4000  # values, or means of as many groups, that tell the noise of a curve
@@ -78,9 +79,20 @@ class _Fit(NamedTuple):
     crossing: _Crossing | None  # in logarithms of steps; None if the curve does not cross
 
 
+class _Refused(NamedTuple):
+    """Why a curve has no forecast."""
+
+    why: str
+    says_later: bool = False  # the law holds, and says that the goal may be far away, or never met
+
+
 def has_reached(curve: Curve, goal: Goal) -> bool:
     """Return whether the curve, as far as it was recorded, reaches the goal."""
-    return _begins_there(curve, goal) or _crossing_of(curve, goal) is not None
+    if _begins_there(curve, goal):
+        return True
+    found = _crossing_of(curve, goal)
+    reached = None if found is None else _within(curve, goal, found)
+    return isinstance(reached, Reach) and not reached.is_forecast
 
 
 def end_of(curve: Curve, goal: Goal) -> str:
@@ -102,14 +114,44 @@ def reach(curve: Curve, goal: Goal, run: str) -> Reach:
             f"{curve.steps[0]}: expected a target that takes training"
         )
     found = _crossing_of(curve, goal)
-    if found is None:
-        return _forecast(curve, goal, f"{run}: {goal}")
-    if found.at <= 0:
+    if found is not None and found.at <= 0:
         raise UsageError(
             f"{run}: {goal} is reached at {curve.unit} {found.at:g}, expected {curve.unit}s above 0"
         )
+    answer = _forecast(curve, goal) if found is None else _within(curve, goal, found)
+    if isinstance(answer, _Refused):
+        surely = "" if found is None else "surely "
+        raise UsageError(f"{run}: {goal} is not {surely}reached{answer.why}")
+    return answer
+
+
+def _within(curve: Curve, goal: Goal, found: _Crossing) -> Reach | _Refused:
+    """Return when the curve reaches the goal by a crossing that was found.
+
+    Noise that neighbours share may bring a curve below a goal for a while. If the values after the
+    crossing do not show that it stays there, the law of the whole curve tells how late it may be.
+    """
     fewest = max(found.low, min(found.at, 1.0))  # not even one step at the first value
-    return Reach(steps=found.at, low=fewest, high=found.high, recorded=int(curve.steps[-1]))
+    last = int(curve.steps[-1])
+    reached = Reach(steps=found.at, low=fewest, high=found.high, recorded=last)
+    if found.high <= last or _stays_below(curve, goal, found):
+        return reached
+    later = _forecast(curve, goal)
+    if isinstance(later, _Refused):
+        return later if later.says_later else reached
+    high = max(found.high, later.high)
+    if later.steps > last:
+        return replace(later, low=fewest, high=high)
+    return replace(reached, high=high)
+
+
+def _stays_below(curve: Curve, goal: Goal, found: _Crossing) -> bool:
+    """Return whether the values after a crossing are lower than shared noise alone makes them."""
+    sign = 1.0 if goal.is_least else -1.0
+    steps, values = curve.steps.astype(float), sign * curve.values
+    after = values[steps >= found.at]
+    below = sign * goal.value - float(after.mean())
+    return below > _SURE_OF_DIP * _shared(steps, values).deviation(len(after))
 
 
 def _begins_there(curve: Curve, goal: Goal) -> bool:
@@ -282,6 +324,15 @@ class _Noise:
         """The variance around the line between two neighbours, as a share of that of a value."""
         return self.shared * (1 - self.kept) * (3 - self.kept) / 3 + 1 - self.shared
 
+    def in_slow(self, turns: float, count: int) -> float:
+        """The part of its variance in changes of fewer turns than these over so many values.
+
+        The shared noise is a Lorentzian around 0 turns, as far as it fades over several values.
+        """
+        angle = math.pi * min(2 * turns / count, 1.0)
+        across = (1 + self.kept) / (1 - self.kept) * math.tan(angle / 2)
+        return self.shared * 2 / math.pi * math.atan(across) + (1 - self.shared) * angle / math.pi
+
     def apart(self, counts: Floats) -> tuple[Floats, Floats]:
         """Return what takes the correlation of neighbouring means away, and their weights.
 
@@ -309,10 +360,11 @@ _ALONE = _Noise(shared=0.0, kept=0.0)
 class _Shared:
     """The noise that values of a curve share with their neighbours, as several likely ones."""
 
-    variance: float  # of a value, or of a group's mean, around a smooth trend
+    variance: float  # of a value, or of a group's mean, around a smooth trend that follows some
     between: float  # of one around the line between its neighbours, as a deviation
     noises: tuple[_Noise, ...]
     group: float  # values of a group
+    count: int = 1  # groups
 
     def deviation(self, count: float) -> float:
         """Return the standard deviation of the mean of so many values by what they share.
@@ -321,7 +373,10 @@ class _Shared:
         """
         groups = max(count / self.group, 1.0)
         variances = [
-            min(self.variance, self.between**2 / each.between_neighbours)
+            min(
+                self.variance / max(1 - each.in_slow(_TREND / 2, self.count), _LEAST_LEFT),
+                self.between**2 / each.between_neighbours,
+            )
             * each.shared
             * min(1.0, (1 + each.kept) / (1 - each.kept) / groups)
             for each in self.noises
@@ -347,7 +402,7 @@ def _shared(steps: Floats, values: Floats) -> _Shared:
     most = _CUT * float(np.median(np.abs(off))) / 0.6745
     off = np.clip(off, -most, most)
     noises = tuple(_noises_of(off, _OF_TREND))
-    return _Shared(float(off.var()), _noise(logs, off), noises, len(values) / count)
+    return _Shared(float(off.var()), _noise(logs, off), noises, len(values) / count, len(off))
 
 
 def _noises_of(off: Floats, slowest: int = _SLOWEST) -> list[_Noise]:
@@ -403,14 +458,15 @@ def _extended(curve: Curve, is_least: bool) -> _Extended | None:
     if not span > 2 * scatter or span <= 0:
         return None
     power, below = (values.reshape(-1) for values in np.meshgrid(_POWERS, _LEVELS))
-    late_steps = np.maximum(steps[late], 1.0)
+    late_steps, shared = np.maximum(steps[late], 1.0), _shared(steps, values)
     laws = _Laws(
         shapes=(times[None, :] / times[-1]) ** -power[:, None],
         heights=(means - means.min())[None, :] + span * below[:, None],
         counts=counts,
         least=(_MISFIT * span) ** 2,
-        # Noise that neighbours do not share makes misses, too; what is beyond it is misfit.
-        alone=float(np.square(_noise(steps[late], values[late])) * np.mean(1 / counts)),
+        # Noise makes misses, too; what is beyond it is misfit.
+        noise=float(np.square(_noise(steps[late], values[late])) * np.mean(1 / counts))
+        + float(np.mean([shared.deviation(count) ** 2 for count in counts.tolist()])),
     )
     level = means.min() - span * below
     first = laws.fitted(_ALONE)  # a fit tells the noise, and the noise weighs the next fits
@@ -442,7 +498,7 @@ class _Laws:
     heights: Floats  # of the means above the level of each law
     counts: Floats
     least: float  # the variance that no training falls below
-    alone: float  # the variance of the means by noise that neighbours do not share
+    noise: float  # the variance of the means by noise
 
     def fitted(self, noise: _Noise) -> _Fitted:
         """Weigh the laws as this noise tells."""
@@ -453,7 +509,7 @@ class _Laws:
         best, count = int(np.argmin(squares)), len(self.counts)
         off = self.heights[best] - scale[best] * self.shapes[best]
         squared = float(share @ np.square(off)) / float(share.sum())
-        misses = max(squared - _OF_NOISE * self.alone, 0.0)
+        misses = max(squared - _OF_NOISE * self.noise, 0.0)
         # Neighbours that miss alike tell less than their number.
         off = apart @ off
         shared = float(off[1:] @ off[:-1] / max(off @ off, 1e-300)) if misses > self.least else 0.0
@@ -463,38 +519,32 @@ class _Laws:
         return _Fitted(scale, weight / weight.sum(), best, misses**0.5)
 
 
-def _forecast(curve: Curve, goal: Goal, where: str) -> Reach:
+def _forecast(curve: Curve, goal: Goal) -> Reach | _Refused:
     """Extend a curve to a value that it has not reached."""
     if curve.lost_at is not None:
-        raise UsageError(
-            f"{where} is not reached, and {curve.name} is not a number from step {curve.lost_at} on"
-        )
+        return _Refused(f", and {curve.name} is not a number from step {curve.lost_at} on")
     if len(curve.values) < FEWEST:
-        raise UsageError(
-            f"{where} is not reached in {len(curve.values)} values, expected {FEWEST} for a "
-            "forecast"
-        )
+        return _Refused(f" in {len(curve.values)} values, expected {FEWEST} for a forecast")
     if curve.steps[-1] <= 0:
-        raise UsageError(
-            f"{where} is not reached by {curve.unit} {curve.steps[-1]:g}, expected "
-            f"{curve.unit}s above 0"
-        )
+        unit = curve.unit
+        return _Refused(f" by {unit} {curve.steps[-1]:g}, expected {unit}s above 0")
     found = _extended(curve, goal.is_least)
     if found is None:
-        raise UsageError(f"{where} is not reached: the metric stays, or moves away from it")
+        return _Refused(": the metric stays, or moves away from it")
     if found.misses > MOST_MISSES:
-        raise UsageError(
-            f"{where} is not reached, and there is no forecast: {curve.name} misses the power law "
-            f"that fits best by {found.misses:.1%} of its fall, more than its noise explains"
+        return _Refused(
+            f", and there is no forecast: {curve.name} misses the power law that fits best by "
+            f"{found.misses:.1%} of its fall, more than its noise explains"
         )
     wanted = goal.value if goal.is_least else -goal.value
     last = float(curve.steps[-1])
     gets_there = found.level < wanted
     if float(found.weight[~gets_there].sum()) > MOST_NOT_REACHING:
         flat = found.level[np.argmax(found.weight)]
-        raise UsageError(
-            f"{where} is not reached by {curve.unit} {last:.0f}. The curve may flatten at "
-            f"{abs(flat):.3g}, before it gets there"
+        return _Refused(
+            f" by {curve.unit} {last:.0f}. The curve may flatten at {abs(flat):.3g}, before it "
+            "gets there",
+            says_later=True,
         )
     needed = found.last * (found.scale[gets_there] / (wanted - found.level[gets_there])) ** (
         1 / found.power[gets_there]
@@ -502,11 +552,14 @@ def _forecast(curve: Curve, goal: Goal, where: str) -> Reach:
     order = np.argsort(needed)
     reached = np.cumsum(found.weight[gets_there][order])
     ends = np.interp((0.5, 0.05, 0.95), reached / reached[-1], np.log(needed[order]))
-    middle, low, high = np.maximum(np.exp(ends), last).tolist()
+    middle, low, high = np.exp(ends).tolist()
+    # Noise that neighbours share may hide that the law has got there; the recording ends above it.
+    middle, high = max(middle, last), max(high, last)
     if high > WIDEST * low:
-        raise UsageError(
-            f"{where} is not reached by {curve.unit} {last:.0f}. The forecast is too wide to use: "
-            f"{curve.unit}s {low:,.0f} to {show_number(high)}"
+        return _Refused(
+            f" by {curve.unit} {last:.0f}. The forecast is too wide to use: "
+            f"{curve.unit}s {low:,.0f} to {show_number(high)}",
+            says_later=True,
         )
     return Reach(steps=middle, low=low, high=high, recorded=int(last), is_forecast=True)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fullwire.findings.finding import Finding
 from fullwire.run.run import Spans
-from fullwire.run.usual import Pauses, gaps_between_steps_s, marks_between_gaps, pauses
+from fullwire.run.usual import Pauses, begun_ns, gaps_between_steps_s, marks_between_gaps, pauses
 
 BETWEEN = 0.05  # Of the time from first to last step: a note needs more between steps.
 _ONE_CHECKPOINT_NS = 50_000_000  # Between two files of one checkpoint.
@@ -90,10 +90,11 @@ def outside_of_steps(spans: Spans, step_s: float) -> Iterator[Finding]:
     ranks, place = np.unique(marks.rank, return_inverse=True)
     first_ns = np.full(len(ranks), marks.start_ns.max(initial=0))
     last_ns = np.full(len(ranks), marks.end_ns.min(initial=0))
-    np.minimum.at(first_ns, place, marks.start_ns)
+    start_ns = begun_ns(marks)
+    np.minimum.at(first_ns, place, start_ns)
     np.maximum.at(last_ns, place, marks.end_ns)
     whole_ns = int((last_ns - first_ns).sum())
-    between = 1 - int((marks.end_ns - marks.start_ns).sum()) / max(whole_ns, 1)
+    between = 1 - int((marks.end_ns - start_ns).sum()) / max(whole_ns, 1)
     if len(marks) and between > BETWEEN and stopped is None:
         yield TimeBetweenSteps(share=between)
 

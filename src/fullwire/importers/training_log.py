@@ -8,9 +8,9 @@ Other scripts' lines are read by a pattern that the user gives: a regular expres
 have names. One of s, ms, us and per_s (steps in a second) is the length of a step. step is its
 number, and input_s is its wait for data. Any other group is a metric, such as loss.
 
-The steps of the lines stand one after another. A job that was started again tells some steps twice:
-its metrics keep the steps that the lines tell. A log does not show the work within a step. A line
-stands for all steps since the line before, so metrics have the time of all these steps.
+A line stands for all steps since the line before. The time of all these steps passes, and the last
+of them has the mark and the metrics of the line. A job that was started again tells some steps
+twice: its metrics keep the steps that the lines tell. A log does not show the work within a step.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
         raise DamagedInput(path, f"no line tells the length of a step: expected lines {lacks}")
     told_numbers, numbers, stands_for = counted(np.array([number for number, _, _ in steps]))
     told_ns = np.array([length_s for _, length_s, _ in steps]) * 1e9
-    reported_ns = np.rint(np.cumsum(told_ns * stands_for)).astype(np.int64)
-    end_ns = np.rint(np.cumsum(told_ns)).astype(np.int64)
-    start_ns = np.concatenate([[0], end_ns[:-1]])
+    reached_ns = np.cumsum(told_ns * stands_for)
+    end_ns = np.rint(reached_ns).astype(np.int64)
+    start_ns = np.rint(reached_ns - told_ns).astype(np.int64)
     input_ns = np.rint(np.array([input_s for _, _, input_s in steps]) * 1e9).astype(np.int64)
     waits = np.flatnonzero(input_ns)
     count = len(steps) + len(waits)
@@ -151,7 +151,7 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
             step=told_numbers[place],
             name=np.array([name for _, name, _ in metrics], object),
             value=np.array([value for _, _, value in metrics], np.float64),
-            time_ns=reported_ns[place],
+            time_ns=end_ns[place],
         ),
     )
     return log.added_to(run)

@@ -120,6 +120,9 @@ class Facts:
     )
     efficiency: str | None = fact("share of the device's peak that the model assumes")
     buckets: str | None = fact("how gradients are grouped into messages", may_be_none=True)
+    gradient_unit: str | None = fact(
+        "what each gradient of the run is: a bucket, where parameters are not known"
+    )
     hook: str | None = fact("the communication hook that the script gave DDP", may_be_none=True)
     torch: str | None = fact("version of PyTorch in the job")
     framework: str | None = fact("the library whose trainer runs the job", may_be_none=True)

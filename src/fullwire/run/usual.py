@@ -137,8 +137,36 @@ def marks_between_gaps(spans: Spans) -> Spans:
 def gaps_between_steps_s(spans: Spans) -> _Floats:
     """Return the gaps between the steps of the first rank, in order of time."""
     first = marks_between_gaps(spans)
-    order = np.argsort(first.start_ns, kind="stable")
-    return np.asarray((first.start_ns[order][1:] - first.end_ns[order][:-1]) * 1e-9)
+    first = first.rows(np.argsort(first.start_ns, kind="stable"))
+    return np.asarray((begun_ns(first)[1:] - first.end_ns[:-1]) * 1e-9)
+
+
+def begun_ns(marks: Spans) -> Whole:
+    """Return when the marked steps began, or the steps without a mark that lie before them.
+
+    A training log has a line for every tenth step, say, and so has its run a mark. The other steps
+    are taken to be as long as the marked one after them, as far as there is time for them. Those
+    before the first mark are as many as usual, as far as its number tells so many.
+    """
+    found = marks.start_ns.copy()
+    in_order = np.lexsort((marks.start_ns, marks.rank))
+    in_order = in_order[marks.name[in_order] == "step"]  # a probe step has no number
+    rank, number, start_ns, end_ns = (
+        column[in_order] for column in (marks.rank, marks.step, marks.start_ns, marks.end_ns)
+    )
+    if not len(number):
+        return found
+    is_first = np.append([True], rank[1:] != rank[:-1])
+    apart = np.append(0, np.diff(number))
+    between = apart[~is_first & (apart > 0)]
+    usual = int(np.median(between)) if len(between) else 1
+    apart = np.where(is_first, np.minimum(number + 1, usual), apart)
+    unmarked_ns = np.maximum(apart - 1, 0) * (end_ns - start_ns)
+    room_ns = np.append(0, start_ns[1:] - end_ns[:-1])
+    found[in_order] -= np.where(
+        is_first, unmarked_ns, np.minimum(unmarked_ns, np.maximum(room_ns, 0))
+    )
+    return found
 
 
 def pauses(gaps_s: _Floats, step_s: float) -> Pauses | None:

@@ -28,6 +28,7 @@ from fullwire.simulation.transport import FullTransport, Transport
 Order: TypeAlias = Literal["fifo", "priority"]
 
 MOST_APART = 10_000  # passes between two synchronisations
+BUCKET = "bucket"  # the unit of gradients whose parameters are not known
 AXES = (
     "run",
     "buckets",

@@ -22,7 +22,7 @@ from fullwire.run.run import Run
 from fullwire.run.usual import local_steps_of
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import line_rate_bps
-from fullwire.simulation.grid import Grid, Subject
+from fullwire.simulation.grid import BUCKET, Grid, Subject
 from fullwire.simulation.groups import Others
 from fullwire.simulation.typical import Sending, typical_step
 
@@ -60,11 +60,18 @@ def plain_subject(
         is_on_devices=not sums_on_processors(run),
         is_of_lab=has_links_in_a_machine(run),
         fragments=fragments,
-        # A profiler's trace shows messages, which are taken for gradients that go alone.
-        has_parameters=run.provenance.origin != "imported" or run.facts.buckets != "none",
+        has_parameters=_has_parameters(run),
         round_s=_round_s(run),
         recorded_rounds=fragments / local_steps_of(run) if run.facts.local_steps else 0.0,
     )
+
+
+def _has_parameters(run: Run) -> bool:
+    """Say whether the gradients of a run are those of parameters, and not whole buckets."""
+    if run.facts.gradient_unit is not None:  # a replay has the gradients of its run
+        return run.facts.gradient_unit != BUCKET
+    # A profiler's trace shows messages, which are taken for gradients that go alone.
+    return run.provenance.origin != "imported" or run.facts.buckets != "none"
 
 
 def _refuse_without_computing(name: str, run: Run) -> None:

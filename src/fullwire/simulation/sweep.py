@@ -26,6 +26,7 @@ from fullwire.run.run import SLOWED, Collectives, Gradients, Lane, Provenance, R
 from fullwire.run.usual import Alone
 from fullwire.simulation.grid import (
     AXES,
+    BUCKET,
     MEASURES,
     Crowding,
     Grid,
@@ -380,6 +381,7 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
             latency_s=latency_s,
             transport=str(transport),
             cluster=description,
+            gradient_unit=None if subject.has_parameters else BUCKET,
         )
         | conditions,
         spans=_spans(step, length_ns, None if is_alone else timeline, others_ns),
