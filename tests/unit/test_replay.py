@@ -151,6 +151,26 @@ def test_a_replay_of_shards_gathers_and_scatters_them() -> None:
         assert sorted(played.tolist()) == sorted(recorded.tolist())
 
 
+def test_a_replay_on_gloo_names_scatters_as_the_job_issued_them(tmp_path: Path) -> None:
+    """Gloo makes the whole sum everywhere, so a scatter costs as much as an all-reduce."""
+    job = a_sharded_job()
+    job = dataclasses.replace(job, facts=job.facts | Facts(backend="gloo"))
+    rows = job.collectives
+    is_sum = rows.op == "reducescatter"
+    as_sums = dataclasses.replace(rows, op=np.where(is_sum, "allreduce", rows.op))
+    asked: dict[str, Any] = {"bandwidth": ["1Gbps", "4Gbps"], "transport": "full"}
+    told = fw.whatif(job, **asked)
+    summed = fw.whatif(dataclasses.replace(job, collectives=as_sums), **asked)
+    assert told["step_s"].tolist() == summed["step_s"].tolist()
+    played = fw.read(fw.write(fw.replay(job, bandwidth="1Gbps"), tmp_path / "x.run"))
+    recorded = rows.rows((rows.rank == 0) & (rows.step == 2))
+    assert sorted(played.collectives.op.tolist()) == sorted(recorded.op.tolist())
+    # A prediction from the replay counts the bytes of the whole sums again.
+    slower: dict[str, Any] = {"bandwidth": "100Mbps", "transport": "full"}
+    expected, again = (fw.whatif(each, **slower)["step_s"][0] for each in (job, played))
+    assert again == pytest.approx(expected, rel=0.05)
+
+
 def test_shards_that_the_passes_wait_for_are_played_within_them() -> None:
     """Each rank gathers amid its forward pass, waits 40 ms for it, and computes on."""
     late = Rank(

@@ -342,7 +342,10 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
     step = subject.step
     if step.sends_no_buckets:
         timeline = messages.instead_timeline(asked[1], transport)
-        conditions = Facts()
+        # Which messages a collective becomes depends on the backend (`Others.sent`).
+        conditions = Facts(
+            backend=step.others.backend if step.others.sent != step.others.op else None
+        )
     else:
         ready_s = [ready_ns * 1e-9 for ready_ns in messages.buckets.ready_ns.tolist()]
         on_lane = fifo_timeline if point.lane == "fifo" else priority_timeline
