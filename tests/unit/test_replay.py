@@ -119,6 +119,22 @@ def test_a_replay_has_the_t1_of_the_answer_that_made_it(
     assert (found.detail.crowding.source == "the simulation") is is_crowded
 
 
+def test_a_replay_is_as_unsure_of_t1_as_the_job_that_it_is_from(tmp_path: Path) -> None:
+    """Run delay tells a processor's contention less surely than a device's kernels do."""
+    job = a_trained_job(late_ms=40.0, by_turns=True)
+    delay, ran = (tuple((rank, time_s) for rank in range(3)) for time_s in (0.02, 0.08))
+    crowded = Facts(backend="gloo", run_delay_s=delay, run_s=ran)
+    job = dataclasses.replace(job, facts=job.facts | crowded)
+    played = fw.read(fw.write(fw.replay(job, bandwidth="500Mbps"), tmp_path / "x.run"))
+    of_job, of_replay = (
+        (low_s / found.baseline_step_s, high_s / found.baseline_step_s)
+        for found in map(fw.explain, (job, played))
+        for low_s, high_s in [found.baseline_between_s]
+    )
+    assert of_replay == pytest.approx(of_job, rel=1e-3)
+    assert of_job == pytest.approx((0.6, 1.3), abs=0.05)
+
+
 def a_sharded_job() -> fw.Run:
     """Gather each of four shards before the pass, and scatter its sum when the pass is over."""
     job = a_trained_job()

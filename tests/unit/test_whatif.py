@@ -532,3 +532,12 @@ def test_a_run_without_marks_of_steps_is_not_called_silent() -> None:
     unmarked = dataclasses.replace(job, spans=job.spans.rows(job.spans.name != "step"))
     with pytest.raises(UsageError, match="a what-if needs a host span named 'step'"):
         fw.whatif(unmarked, bandwidth="10Gbps")
+
+
+def test_ranks_whose_steps_have_nothing_in_common_are_refused_in_a_sentence() -> None:
+    """Nine steps of 17 to 600 ms: rank 0 waits for longer than a usual step of rank 1 takes."""
+    place = Path(__file__).parents[1] / "data/format-1/lab-sharded.run"
+    said = "its ranks' steps are too unlike to predict from: one rank waits 45.58 ms for"
+    with pytest.raises(UsageError, match=said):
+        fw.whatif(place, transport="measured")
+    assert any(said in warning for warning in fw.explain(place).warnings)

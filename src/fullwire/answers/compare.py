@@ -86,8 +86,8 @@ _ALWAYS_DIFFER = {  # They tell of the recording and of its reader, and nobody s
     "recorder_s",
     "sampler_share",
     "capture_clocks",
-    "captured_packets",
-    "supposed_packets",
+    *("captured_packets", "supposed_packets"),
+    *("alone_less_share", "alone_more_share"),
     "group_names",
 }
 FEWEST_STEPS = 5  # Of a recording: with fewer, noise is unknown.

@@ -356,6 +356,9 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
             compression=None if compressor.is_none else str(compressor),
             lane=point.lane,
         )
+    below, above = step.alone_off
+    if below or above:  # T1 is as unsure as in the run that the step is from
+        conditions |= Facts(alone_less_share=below, alone_more_share=above)
     exposed = messages.exposed(*asked)
     overhead_s = messages.overhead_s(
         exposed, slice(None), transport, subject.residues[0], 1, 1, jitter
