@@ -417,17 +417,15 @@ def test_communication_that_a_recorder_did_not_see_is_not_compared() -> None:
 
 def connection(acked_bytes: tuple[int, int]) -> Sockets:
     """Return two samples of one connection."""
-    none = np.zeros(2, np.int64)
+    known = ("host", "flow", "time_ns", "bytes_acked")
+    others = (field.name for field in dataclasses.fields(Sockets) if field.name not in known)
+    rest: dict[str, Any] = dict.fromkeys(others, np.zeros(2, np.int64))
     return Sockets(
         host=np.full(2, "host0", object),
         flow=np.full(2, "10.0.0.1:1>10.0.0.2:2", object),
         time_ns=np.array([0, 1_000_000_000]),
         bytes_acked=np.array(acked_bytes),
-        **{
-            field.name: none
-            for field in dataclasses.fields(Sockets)
-            if field.name not in ("host", "flow", "time_ns", "bytes_acked")
-        },
+        **rest,
     )
 
 
