@@ -20,8 +20,8 @@ from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.changes import about_changes
 from fullwire.report.explanation import comparison_markdown
 from fullwire.run.facts import Facts
-from fullwire.run.gaps import Gap, gaps_of
-from fullwire.run.run import Run, Spans
+from fullwire.run.gaps import NOT_SEEN, Gap, gaps_of
+from fullwire.run.run import Run, Sockets, Spans
 from fullwire.run.store import write
 from fullwire.simulation.forecast import forecaster
 from fullwire.words import lines_to_paste, sentence, sentences, setting
@@ -393,6 +393,39 @@ def silent(job: Run) -> Run:
         job,
         collectives=job.collectives.rows(np.zeros(0, np.int64)),
         spans=job.spans.rows(job.spans.lane != "communication"),
+    )
+
+
+def test_communication_that_a_recorder_did_not_see_is_not_compared() -> None:
+    """A job may send by MPI, and then has sockets and no collectives."""
+    job = a_trained_job()
+    carried = int(job.gradients.bytes.sum())
+    by_mpi = dataclasses.replace(silent(job), sockets=connection((0, carried)))
+    little = dataclasses.replace(silent(job), sockets=connection((0, 1000)))
+    missed = dataclasses.replace(job, gaps=gaps_of([f"rank 0: 96 collectives {NOT_SEEN}"]))
+    told = "of the second run, so whole steps are comparable, and the times and bytes of"
+    for other in (by_mpi, missed):
+        found = fw.compare(job, other)
+        assert [told in each for each in found.warnings].count(True) == 1
+        assert found.sent_nothing is None
+    found = fw.compare(missed, by_mpi)
+    assert [" of both runs, so whole" in each for each in found.warnings].count(True) == 1
+    found = fw.compare(job, little)
+    assert found.sent_nothing == "after"
+    assert not any("so whole steps" in each for each in found.warnings)
+
+
+def connection(acked_bytes: tuple[int, int]) -> Sockets:
+    """Return two samples of one connection."""
+    known = ("host", "flow", "time_ns", "bytes_acked")
+    others = (field.name for field in dataclasses.fields(Sockets) if field.name not in known)
+    rest: dict[str, Any] = dict.fromkeys(others, np.zeros(2, np.int64))
+    return Sockets(
+        host=np.full(2, "host0", object),
+        flow=np.full(2, "10.0.0.1:1>10.0.0.2:2", object),
+        time_ns=np.array([0, 1_000_000_000]),
+        bytes_acked=np.array(acked_bytes),
+        **rest,
     )
 
 

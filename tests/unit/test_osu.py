@@ -229,6 +229,25 @@ def test_a_command_that_does_not_start_the_table_tells_no_ranks(
     assert "its number of ranks is not told: taken for one" in table.problems[0]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "mpirun --hostfile hosts osu_allreduce",
+        "mpirun -np 4 osu_latency; mpirun -np 8 osu_allreduce",
+        "./osu_allreduce",
+    ],
+)
+def test_a_later_command_without_a_number_does_not_keep_that_of_an_earlier_table(
+    tmp_path: Path, command: str
+) -> None:
+    table = "# OSU MPI Allreduce Latency Test v5.9\n# Size  Avg Latency(us)\n1024       14.20\n"
+    path = written(tmp_path, f"$ mpirun -np 8 osu_allreduce\n{table}\n$ {command}\n{table}")
+    first, second = tables(path)
+    assert (first.workers, first.line, first.problems) == (8, 1, ())
+    assert (second.workers, second.line) == (1, 0)
+    assert "its number of ranks is not told: taken for one" in second.problems[0]
+
+
 @cases(100)
 @given(place=st.integers(0, len(METRICS) - 1), byte=st.integers(0, 255), cut=st.booleans())
 def test_any_damage_gives_tables_or_one_line(

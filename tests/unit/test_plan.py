@@ -22,6 +22,7 @@ from fullwire.answers.planned import Lasting, PlanAnswer, Planned
 from fullwire.clusters import names as cluster_names
 from fullwire.clusters.cluster import Cluster, Inside, Nics
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.findings.collective import RestsOnLeastRate
 from fullwire.findings.goodput import PublishedFailures, UsualHours, UsualRestart, UsualStorage
 from fullwire.findings.plans import (
     DevicesLeftOut,
@@ -1362,3 +1363,28 @@ def test_an_answer_tells_that_messages_to_experts_of_a_node_take_less_than_their
     result = fw.plan("qwen3-30b-a3b", **job, fix=fixed, top=1)
     told = [one.share for one in result.assumed if isinstance(one, LessToExperts)]
     assert told == ([pytest.approx(0.53, abs=0.005)] if is_told else [])
+
+
+def test_plans_on_links_of_a_least_rate_reach_down_to_the_fastest_known() -> None:
+    machine = fw.cluster("dgx-a100")
+    assert machine.inside is not None
+    asked: dict[str, Any] = {"nodes": 2, "global_batch": 64, "seq": 4096, "fix": "tp=8"}
+    slow, least, fastest = (
+        fw.plan(
+            "llama3-8b",
+            cluster=replace(
+                machine,
+                inside=replace(machine.inside, rate_bps=rate_bps, rate_is_least=is_least),
+            ),
+            **asked,
+        )
+        for rate_bps, is_least in ((20e9, False), (20e9, True), (7.2e12, False))
+    )
+    assert least.plans[0].step_s == slow.plans[0].step_s
+    assert least.plans[0].interval.low_s == pytest.approx(fastest.plans[0].interval.low_s)
+    assert least.plans[0].interval.high_s == slow.plans[0].interval.high_s
+    told = [
+        any(isinstance(each, RestsOnLeastRate) for each in answer.assumed)
+        for answer in (slow, least)
+    ]
+    assert told == [False, True]

@@ -119,6 +119,22 @@ def test_a_replay_has_the_t1_of_the_answer_that_made_it(
     assert (found.detail.crowding.source == "the simulation") is is_crowded
 
 
+def test_a_replay_is_as_unsure_of_t1_as_the_job_that_it_is_from(tmp_path: Path) -> None:
+    """Run delay tells a processor's contention less surely than a device's kernels do."""
+    job = a_trained_job(late_ms=40.0, by_turns=True)
+    delay, ran = (tuple((rank, time_s) for rank in range(3)) for time_s in (0.02, 0.08))
+    crowded = Facts(backend="gloo", run_delay_s=delay, run_s=ran)
+    job = dataclasses.replace(job, facts=job.facts | crowded)
+    played = fw.read(fw.write(fw.replay(job, bandwidth="500Mbps"), tmp_path / "x.run"))
+    of_job, of_replay = (
+        (low_s / found.baseline_step_s, high_s / found.baseline_step_s)
+        for found in map(fw.explain, (job, played))
+        for low_s, high_s in [found.baseline_between_s]
+    )
+    assert of_replay == pytest.approx(of_job, rel=1e-3)
+    assert of_job == pytest.approx((0.6, 1.3), abs=0.05)
+
+
 def a_sharded_job() -> fw.Run:
     """Gather each of four shards before the pass, and scatter its sum when the pass is over."""
     job = a_trained_job()
@@ -149,6 +165,26 @@ def test_a_replay_of_shards_gathers_and_scatters_them() -> None:
     for op in ("allgather", "reducescatter"):
         recorded, played = sent.bytes[sent.op == op], found.bytes[found.op == op]
         assert sorted(played.tolist()) == sorted(recorded.tolist())
+
+
+def test_a_replay_on_gloo_names_scatters_as_the_job_issued_them(tmp_path: Path) -> None:
+    """Gloo makes the whole sum everywhere, so a scatter costs as much as an all-reduce."""
+    job = a_sharded_job()
+    job = dataclasses.replace(job, facts=job.facts | Facts(backend="gloo"))
+    rows = job.collectives
+    is_sum = rows.op == "reducescatter"
+    as_sums = dataclasses.replace(rows, op=np.where(is_sum, "allreduce", rows.op))
+    asked: dict[str, Any] = {"bandwidth": ["1Gbps", "4Gbps"], "transport": "full"}
+    told = fw.whatif(job, **asked)
+    summed = fw.whatif(dataclasses.replace(job, collectives=as_sums), **asked)
+    assert told["step_s"].tolist() == summed["step_s"].tolist()
+    played = fw.read(fw.write(fw.replay(job, bandwidth="1Gbps"), tmp_path / "x.run"))
+    recorded = rows.rows((rows.rank == 0) & (rows.step == 2))
+    assert sorted(played.collectives.op.tolist()) == sorted(recorded.op.tolist())
+    # A prediction from the replay counts the bytes of the whole sums again.
+    slower: dict[str, Any] = {"bandwidth": "100Mbps", "transport": "full"}
+    expected, again = (fw.whatif(each, **slower)["step_s"][0] for each in (job, played))
+    assert again == pytest.approx(expected, rel=0.05)
 
 
 def test_shards_that_the_passes_wait_for_are_played_within_them() -> None:

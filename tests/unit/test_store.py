@@ -609,6 +609,22 @@ def test_a_fact_that_is_written_no_more_is_read_and_left_out(place: Path) -> Non
     assert run.complete
 
 
+@pytest.mark.parametrize(("origin", "told"), [("simulated", None), ("imported", "1")])
+def test_only_a_simulation_without_compression_said_a_ratio_of_1(
+    place: Path, origin: str, told: str | None
+) -> None:
+    edit(
+        place,
+        lambda shown: (
+            shown["provenance"].update(origin=origin),
+            shown["facts"].update(compression="1"),
+        ),
+    )
+    run = read_run(place)
+    assert run.facts == dataclasses.replace(RUN.facts, compression=told)
+    assert run.complete
+
+
 def test_no_run_is_made_within_a_run(tmp_path: Path) -> None:
     inner = write(a_run(), tmp_path / "a.run") / "b.run"
     with pytest.raises(UsageError, match=r"a.run is a run: expected a place outside of it"):

@@ -532,3 +532,41 @@ def test_a_run_without_marks_of_steps_is_not_called_silent() -> None:
     unmarked = dataclasses.replace(job, spans=job.spans.rows(job.spans.name != "step"))
     with pytest.raises(UsageError, match="a what-if needs a host span named 'step'"):
         fw.whatif(unmarked, bandwidth="10Gbps")
+
+
+def test_ranks_whose_steps_have_nothing_in_common_are_refused_in_a_sentence() -> None:
+    """Nine steps of 17 to 600 ms: rank 0 waits for longer than a usual step of rank 1 takes."""
+    place = Path(__file__).parents[1] / "data/format-1/lab-sharded.run"
+    said = "its ranks' steps are too unlike to predict from: one rank waits 45.58 ms for"
+    with pytest.raises(UsageError, match=said):
+        fw.whatif(place, transport="measured")
+    assert any(said in warning for warning in fw.explain(place).warnings)
+
+
+def test_links_in_nodes_of_a_least_rate_may_be_as_fast_as_any_known() -> None:
+    """A fit without a table of one node knows only which rate these links reach."""
+    machine = described_cluster("dgx-a100")
+    assert machine.inside is not None
+    asked: dict[str, Any] = {"workers": 8}
+    slow, least, fastest = (
+        fw.whatif(
+            a_trained_job(),
+            cluster=dataclasses.replace(
+                machine,
+                inside=dataclasses.replace(
+                    machine.inside, rate_bps=rate_bps, rate_is_least=is_least
+                ),
+            ),
+            **asked,
+        )
+        for rate_bps, is_least in ((20e9, False), (20e9, True), (7.2e12, False))
+    )
+    assert least["step_s"].tolist() == slow["step_s"].tolist()
+    assert least.interval_s[0][0] == fastest.interval_s[0][0] < slow.interval_s[0][0]
+    assert least.interval_s[1][0] == slow.interval_s[1][0]
+    told = "links within a node of dgx-a100 is only known to be reached"
+    assert [told in " ".join(each.warnings) for each in (slow, least, fastest)] == [
+        False,
+        True,
+        False,
+    ]

@@ -57,6 +57,7 @@ from fullwire.findings.comparisons import (
     bytes_and_time,
     change_of_steps,
     comparison_notes,
+    may_have_sent,
     size_of_change,
 )
 from fullwire.findings.finding import Finding
@@ -86,8 +87,7 @@ _ALWAYS_DIFFER = {  # They tell of the recording and of its reader, and nobody s
     "recorder_s",
     "sampler_share",
     "capture_clocks",
-    "captured_packets",
-    "supposed_packets",
+    *("captured_packets", "supposed_packets", "alone_less_share", "alone_more_share"),
     "group_names",
 }
 FEWEST_STEPS = 5  # Of a recording: with fewer, noise is unknown.
@@ -380,10 +380,7 @@ def _sent_nothing(before: Sequence[Run], after: Sequence[Run]) -> Literal["befor
         any(len(run.collectives) for run in side) for side in (before, after)
     )
     quiet = after if sends_before else before
-    is_known = all(
-        world(run) > 1 and not run.missing and not (run.spans.lane == "communication").any()
-        for run in quiet
-    )
+    is_known = all(world(run) > 1 and not may_have_sent(run) for run in quiet)
     if sends_before == sends_after or not is_known:
         return None
     return "after" if sends_before else "before"

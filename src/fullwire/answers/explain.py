@@ -15,7 +15,11 @@ from fullwire.answers.compare import refuse_other_work
 from fullwire.answers.conditions import rate
 from fullwire.answers.opening import RunLike, many, opened, with_line_rate
 from fullwire.answers.samples_to_goal import about_batch
-from fullwire.answers.subjects import check_calibrating, refuse_unseen
+from fullwire.answers.subjects import (
+    check_calibrating,
+    refuse_unseen,
+    refuse_without_own_step,
+)
 from fullwire.clusters.cluster import Torus
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.registry import with_formula
@@ -413,6 +417,7 @@ def _forecaster(
             alone=alone(case.run, of_usual),
         )
         if predictor is not None:
+            refuse_without_own_step(case.run.place, predictor.subject)
             # An impossible step stops predictions only: its account may still be true.
             now, source = predictor.ask(), case.run.provenance.source
             check_steps(

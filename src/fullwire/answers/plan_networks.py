@@ -23,9 +23,10 @@ from fullwire.answers.plan_search import (
 from fullwire.answers.planned import Lasting, OnNetwork, OtherCluster, Range
 from fullwire.clusters import ClusterLike
 from fullwire.clusters import cluster as described_cluster
-from fullwire.clusters.cluster import Cluster, LeafSpine
+from fullwire.clusters.cluster import Cluster, LeafSpine, with_fastest_inside
 from fullwire.crew import Crew
 from fullwire.errors import UsageError
+from fullwire.findings.collective import RestsOnLeastRate
 from fullwire.findings.finding import Finding
 from fullwire.findings.plans import (
     EvenExperts,
@@ -151,6 +152,8 @@ def assumptions(searched: Searched) -> Iterator[Finding]:
         )
     if question.cluster.measured is None:
         yield UsualShareOfLinks()
+    if with_fastest_inside(question.cluster) is not question.cluster:
+        yield RestsOnLeastRate()
     if question.model.moe is not None:
         yield EvenExperts()
         ranks = degrees["ep"] * int(searched.plans.etp[row])

@@ -21,7 +21,7 @@ from fullwire.answers.planned import (
     Range,
 )
 from fullwire.clusters import cluster as described_cluster
-from fullwire.clusters.cluster import Cluster, Floats, Ints, Torus
+from fullwire.clusters.cluster import Cluster, Floats, Ints, Torus, with_fastest_inside
 from fullwire.crew import Crew
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.finding import Finding
@@ -90,6 +90,7 @@ class Searched:
     priced: Priced
     memory: Held
     order: tuple[int, ...]  # those that fit, best first
+    least: Priced  # on the fastest links within nodes that the cluster may have
 
     @property
     def step_s(self) -> Floats:
@@ -156,9 +157,12 @@ def search_or_refusal(question: Question) -> Searched | UsageError:
 def search(question: Question) -> Searched:
     """Price all plans on all nodes; refuse a model that no plan fits in the devices' memory."""
     plans = _plans(question)
-    priced = _priced(question, plans)
-    if question.calibration is not None:
-        priced = priced.calibrated(question.calibration)
+    faster = replace(question, cluster=with_fastest_inside(question.cluster))
+    priced = least = _priced(question, plans)
+    if faster.cluster is not question.cluster:
+        least = _priced(faster, plans)
+    if (known := question.calibration) is not None:
+        priced, least = priced.calibrated(known), least.calibrated(known)
     memory = _held(question, plans)
     fits = np.flatnonzero(memory.fits(question.device.memory_bytes))
     if not len(fits):
@@ -170,6 +174,7 @@ def search(question: Question) -> Searched:
         priced=priced,
         memory=memory,
         order=tuple(_distinct(plans, priced, order)),
+        least=least,
     )
 
 
@@ -314,7 +319,7 @@ def best_first(searches: Sequence[Searched]) -> Iterator[tuple[float, Searched, 
 def planned(searched: Searched, row: int) -> Planned:
     """Return one plan with its interval and figures."""
     question, plans, priced = searched.question, searched.plans, searched.priced
-    step_s = float(searched.step_s[row])
+    step_s, least_s = (float(each.step_s[row]) for each in (searched.priced, searched.least))
     degrees = {name: int(getattr(plans, name)[row]) for name in DEGREES}
     factor = _interval_factor(searched, row)
 
@@ -347,7 +352,7 @@ def planned(searched: Searched, row: int) -> Planned:
         ep_overlap=bool(plans.ep_overlap[row]),
         devices=devices,
         step_s=step_s,
-        interval=Range(low_s=step_s / factor, high_s=step_s * factor),
+        interval=Range(low_s=min(step_s, least_s) / factor, high_s=step_s * factor),
         tokens_per_s_per_device=tokens / step_s / devices,
         model_flops_utilization=flops / step_s / peak if is_peak_told else None,
         memory=_memory(searched.memory, row),

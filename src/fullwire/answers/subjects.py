@@ -57,7 +57,7 @@ from fullwire.timeline.alone import alone_by_account
 from fullwire.timeline.passes import passes_of_step
 from fullwire.timeline.timeline import check_collectives
 from fullwire.timeline.utilization import sent_unseen
-from fullwire.units import bits_per_second, shown
+from fullwire.units import bits_per_second, show_time, shown
 from fullwire.workloads import MOST_SAMPLES
 
 # The default conditions, if the user and the run give none: sizes and speeds on sale.
@@ -365,7 +365,21 @@ def subject_of(name: str, run: Run, transports: Transports) -> Subject:
             subject = with_alone(subject, own, transport)
         return subject if known is None else with_residue(subject, transport)
 
-    return by_kinds(run, make, alone)
+    subject = by_kinds(run, make, alone)
+    refuse_without_own_step(name, subject)
+    return subject
+
+
+def refuse_without_own_step(name: str, subject: Subject) -> None:
+    """Refuse to predict from ranks whose steps have no time of computing in common."""
+    step = subject.step
+    if step.is_estimated and step.alone_ns <= 0 < step.others.exposed_ns:
+        exposed = show_time(step.others.exposed_ns * 1e-9)
+        raise UsageError(
+            f"{name}: its ranks' steps are too unlike to predict from: one rank waits {exposed} "
+            "for its collectives in a usual step, which is as long as a whole step of another "
+            "rank. Record more steps, without other programs on the processors"
+        )
 
 
 def subjects_of(

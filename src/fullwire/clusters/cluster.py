@@ -561,6 +561,17 @@ def one_switch(
     )
 
 
+_FASTEST_INSIDE_BPS = 8 * 900e9  # of a device each way: B200, B300, GB200 and GB300
+
+
+def with_fastest_inside(cluster: Cluster) -> Cluster:
+    """Return a cluster whose links within a node are as fast as any known, if they may be."""
+    inside = cluster.inside
+    if inside is None or not inside.rate_is_least or inside.rate_bps >= _FASTEST_INSIDE_BPS:
+        return cluster
+    return replace(cluster, inside=replace(inside, rate_bps=_FASTEST_INSIDE_BPS))
+
+
 def _check_link(where: str, rate_bps: float, latency_s: float, payload_share: float) -> None:
     _check_above_zero(f"{where}.rate", rate_bps, "a rate in bit/s")
     _check_latency(where, latency_s)

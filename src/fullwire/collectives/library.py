@@ -31,6 +31,7 @@ from fullwire.clusters.cluster import (
     Ints,
     LeafSpine,
     Torus,
+    with_fastest_inside,
 )
 from fullwire.clusters.measured import Measured, Protocol, Shown
 from fullwire.collectives.registry import names, usual_algorithm
@@ -83,8 +84,6 @@ _USUAL_INSIDE = (
     (8 * 700e9, ((8.4e-6, 1.2e-6, 0.26), (11e-6, 1.0e-6, 0.38), (21e-6, 2.8e-6, 0.72)), 0.64),
     (8 * 400e9, ((5.7e-6, 0.76e-6, 0.37), (15e-6, 0.84e-6, 0.71), (56e-6, 1.6e-6, 0.84)), 0.78),
 )
-
-_FASTEST_INSIDE_BPS = 8 * 900e9  # of a device each way: B200, B300, GB200 and GB300
 
 # How sure a time is, as standard deviations of its logarithm. Those that apply add up as squares.
 # `_OF_USUAL` is for a machine without tables, and `_OF_DOUBLING` for each doubling away from the
@@ -436,9 +435,7 @@ def _time_by(
     inside_s, between_s = of_algorithms[algorithm].byte_s(measured, protocol)
     low_s = time_s / off
     # A rate within a node may be higher, and no table is like this one.
-    is_least = cluster.inside is not None and cluster.inside.rate_is_least and workers > 1
-    tables = _of_this_side(measured, cluster, workers)
-    rests_on_least = is_least and not any(table.op == op for table in tables)
+    rests_on_least = rests_on_least_rate(op, cluster, workers)
     if rests_on_least:
         among = needs(op, with_fastest_inside(cluster), workers)
         low_s = min(low_s, float(ways_s(measured, among, sizes)[1].min()) / off)
@@ -454,12 +451,15 @@ def _time_by(
     )
 
 
-def with_fastest_inside(cluster: Cluster) -> Cluster:
-    """Return a cluster whose links within a node are as fast as any known, if they may be."""
-    inside = cluster.inside
-    if inside is None or not inside.rate_is_least or inside.rate_bps >= _FASTEST_INSIDE_BPS:
-        return cluster
-    return replace(cluster, inside=replace(inside, rate_bps=_FASTEST_INSIDE_BPS))
+def rests_on_least_rate(op: str, cluster: Cluster, workers: int) -> bool:
+    """Say whether a time rests on a rate within a node that is only known to be reached.
+
+    A table of the operation among as many nodes holds this rate's part of its times.
+    """
+    if cluster.inside is None or not cluster.inside.rate_is_least or workers == 1:
+        return False
+    measured = usual(cluster) if cluster.measured is None else cluster.measured
+    return not any(table.op == op for table in _of_this_side(measured, cluster, workers))
 
 
 def doublings_outside(

@@ -6,12 +6,16 @@ from collections.abc import Iterator, Sequence
 from statistics import geometric_mean
 from typing import Any
 
+import numpy as np
+
 from fullwire.collectives.cost import Floats
 from fullwire.findings.finding import Finding
+from fullwire.run.gaps import NOT_SEEN
 from fullwire.run.run import Run
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 
 SMALL = 0.05  # A change of this size interests people.
+_MUCH_OF_GRADIENTS = 0.5  # of their bytes: a ring of two sends all of them, another more
 _MEANS_DIFFER = 0.05  # A larger difference from usual steps: others changed.
 _NOT_SHOWN = 0.0005  # Of the step: a smaller change would print as 0.
 _LARGE = 1.1  # Times: a larger change is told in times, a smaller one as a share.
@@ -347,6 +351,19 @@ class Side(Finding):
     recording: int | None
 
 
+class OnlyStepsCompare(Finding):
+    """The recorder did not see some collectives of a side."""
+
+    template = (
+        "The recorder did not see some collectives of "
+        "{are_both:both runs|{is_first:the first|the second} run}, so whole steps are comparable, "
+        "and the times and bytes of communication are not."
+    )
+
+    is_first: bool
+    are_both: bool
+
+
 class SideIsPartial(Finding):
     """Some data of a run is missing."""
 
@@ -456,9 +473,35 @@ def comparison_notes(
         if facts:
             whole = Side(is_first=is_first, recording=None)
             yield RecordingsDiffer(side=whole, facts=tuple(facts))
+    unseen = [any(map(sends_unseen, side)) for side in sides]
+    if any(unseen):
+        yield OnlyStepsCompare(is_first=unseen[0], are_both=all(unseen))
     [before, *_], [after, *_] = sides
     if (before.facts.dilation or 1.0) != (after.facts.dilation or 1.0):
         yield DilationDiffers()
+
+
+def may_have_sent(run: Run) -> bool:
+    """Say whether a run without collectives may be of a job that sent something."""
+    is_seen = (run.spans.lane == "communication").any()
+    return bool(run.missing) or sends_unseen(run) or bool(is_seen)
+
+
+def sends_unseen(run: Run) -> bool:
+    """Say whether a job had collectives that its recorder did not see, as those of MPI.
+
+    The recorder says so, or connections carried gradients and no collective is recorded.
+    """
+    if any(gap.reason.endswith(NOT_SEEN) for gap in run.gaps):
+        return True
+    if len(run.collectives) or not len(run.sockets) or not len(run.gradients):
+        return False
+    sockets = run.sockets
+    flows = np.stack([sockets.host.astype(str), sockets.flow.astype(str)])
+    _, of_flow = np.unique(flows, axis=1, return_inverse=True)
+    most = np.zeros(int(of_flow.max()) + 1, np.int64)
+    np.maximum.at(most, of_flow.reshape(-1), sockets.bytes_acked)
+    return bool(most.sum() >= _MUCH_OF_GRADIENTS * run.gradients.bytes.sum())
 
 
 def about_means(lengths_s: Sequence[Sequence[Floats]], ratio: float) -> Iterator[Finding]:

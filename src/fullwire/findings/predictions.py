@@ -25,7 +25,7 @@ from fullwire.run.run import Run
 from fullwire.run.usual import local_steps_of
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.simulation.grid import Grid, Predictions, Subject, tried
-from fullwire.simulation.interval import Further
+from fullwire.simulation.interval import Further, rests_on_least
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.passes import passes_of_step
@@ -178,6 +178,18 @@ class RanksDriftApart(Finding):
 
     algorithms: tuple[str, ...]
     workers: int
+    cluster: str
+
+
+class LinksInNodesMayBeFaster(Finding):
+    """The rate within a node comes from tables of several nodes, and may be higher."""
+
+    template = (
+        "The rate of the links within a node of {cluster} is only known to be reached, because no "
+        "table is of one node. They may be much faster, and steps shorter. Intervals reach down to "
+        "the fastest known. Fit a table of one node, or state inside.rate."
+    )
+
     cluster: str
 
 
@@ -461,6 +473,8 @@ def prediction_notes(
             yield BeyondTheLine(workers=grid.workers[int(crowds.argmax())], rate_bps=limit_bps)
     if grid.cluster is not None and grid.is_startup_usual:
         yield UsualStartup(cluster=grid.cluster.name, startup_s=grid.cluster.startup_s)
+    if grid.cluster is not None and rests_on_least(subjects, grid):
+        yield LinksInNodesMayBeFaster(cluster=grid.cluster.name)
     where = OnLinks.of(grid.cluster, grid.latency_s[0], is_scattered=grid.is_scattered)
     if where is not None:
         most = max(grid.workers)

@@ -106,12 +106,14 @@ class Placement:
 
 
 def placement_of(line: str) -> Placement | None:
-    """Return how the launcher of a benchmark places its ranks; None if a line tells no number."""
-    # With several benchmarks, each may be the table's.
+    """Return how the launcher of a benchmark places its ranks; None if a line has no launcher."""
     commands = [command for command in _COMMANDS.findall(line) if _BENCHMARK.search(command)]
-    *_, launcher = (None, *_LAUNCHER.finditer(commands[0])) if len(commands) == 1 else (None,)
-    if launcher is None:
+    launchers = [found for command in commands for found in _LAUNCHER.finditer(command)]
+    if not launchers:
         return None
+    if len(commands) > 1:  # each may be the table's
+        return Placement(ranks=0)
+    launcher = launchers[-1]
     parts = commands[0][launcher.end() :].split(" : ")  # mpirun may start several programs
     options = [_options(part) for part in parts]
     ranks = sum(_number_of(_RANKS, part) for part in options)
@@ -123,7 +125,7 @@ def placement_of(line: str) -> Placement | None:
         fullest = _number_of(_NODES_OR_OF_A_NODE, text)
     ranks = ranks or nodes * fullest
     if not 0 < ranks <= _MOST_RANKS:
-        return None
+        return Placement(ranks=0)
     fullest = min(fullest, ranks)
     if not nodes and fullest:
         nodes = -(-ranks // fullest)

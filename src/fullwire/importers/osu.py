@@ -208,8 +208,13 @@ def read_tables(path: Path) -> list[Table]:
     lines = lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE)
     for number, line in enumerate(lines, 1):
         text = prefixes.without(without_tags(line.decode(errors="replace")), _MARK).strip()
-        if (command := _COMMAND.search(text)) and (told := placement_of(text)) is not None:
-            placed, command_line, started = told, number, _OPS_OF_COMMANDS.get(command[1], "")
+        if (command := _COMMAND.search(text)) is not None:
+            told = placement_of(text)
+            if told is None and is_inside and readings[-1].rows:
+                told = unknown  # this starts another test than the one whose rows came before
+            if told is not None:
+                placed, command_line = told, number if told.ranks else 0
+                started = _OPS_OF_COMMANDS.get(command[1], "")
         if (title := _TITLE.match(text)) is not None:
             what = title[2].lower().removesuffix(" latency")
             op = "sendrecv" if what in ("latency", "bandwidth") else _OPS.get(what, "")

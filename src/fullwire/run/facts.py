@@ -249,6 +249,12 @@ class Facts:
         may_be_none=True,
     )
     lane: str | None = fact("the order in which messages are sent")
+    alone_less_share: float | None = fact(
+        "by how much a simulated job's step of one worker may be shorter, as a share of it", _SHARE
+    )
+    alone_more_share: float | None = fact(
+        "by how much that step may be longer, as a share of it", _FACTOR_OR_0
+    )
     reduce_cost: Pairs | None = fact("measured times of one vector addition", _TIME, each="bytes")
     nccl_version: str | None = fact("versions of NCCL or RCCL in the job")
     nccl_network: str | None = fact("the network that NCCL uses between hosts")

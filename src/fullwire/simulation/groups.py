@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.collectives.closed_form import sent_as
 from fullwire.run.run import Collectives, Run, Spans, Whole
 from fullwire.run.usual import local_steps_of
 
@@ -20,7 +21,8 @@ from fullwire.run.usual import local_steps_of
 class Others:
     """The collectives of a step that are no gradient buckets."""
 
-    op: tuple[str, ...] = ()
+    op: tuple[str, ...] = ()  # as the job issues them
+    backend: str | None = None  # which may send one as another; see `sent`
     bytes: tuple[int, ...] = ()
     members: tuple[int, ...] = ()  # the ranks that each is among; 0 for all, however many
     exposed_ns: int = 0
@@ -30,6 +32,11 @@ class Others:
     issue_ns: tuple[int, ...] = ()  # after the backward pass began; 0 before, and its end after it
     are_gradients: bool = False  # summed by hand, in place of buckets
     sum_gradients: bool = False  # in another way, as shards are, in place of buckets too
+
+    @property
+    def sent(self) -> tuple[str, ...]:
+        """Return the operation whose messages the backend sends for each, which costs the time."""
+        return tuple(sent_as(op, self.backend) for op in self.op)
 
     def are_all_that_is_sent(self, run: Run) -> bool:
         """Say whether a job of several workers sends these collectives and keeps its gradients.
@@ -62,7 +69,7 @@ class Others:
 
         These were issued before the last backward pass began.
         """
-        rows = enumerate(zip(self.op, self.members, self.issue_ns, strict=True))
+        rows = enumerate(zip(self.sent, self.members, self.issue_ns, strict=True))
         return self._without(
             {
                 place

@@ -22,7 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from fullwire.clusters.cluster import with_fastest_inside
 from fullwire.collectives.cost import Floats
+from fullwire.collectives.library import rests_on_least_rate
 from fullwire.crew import ALONE, Crew
 from fullwire.simulation.calibrate import Calibration, in_another_run, in_another_step
 from fullwire.simulation.grid import AXES, AXES_GIVEN, Grid, Predictions, Subject, shaped
@@ -63,12 +65,31 @@ def interval_s(
         found = sweep(of_kinds, grid, crew=crew)
         return mean_ends(subjects, interval_s(of_kinds, grid, found, calibration, crew))
     low_s, high_s = _of_one_kind(subjects, grid, predictions, calibration, crew)
+    if grid.cluster is not None and (resting := rests_on_least(subjects, grid)):
+        # The links within nodes may be as fast as any known.
+        faster = replace(grid, cluster=with_fastest_inside(grid.cluster))
+        found = sweep(subjects, faster, crew=crew)
+        sooner_s = _of_one_kind(subjects, faster, found, calibration, crew)[0]
+        rests = np.isin(predictions["workers"], resting)
+        low_s = np.where(rests, np.minimum(low_s, sooner_s), low_s)
     # Without a recording of fragments nothing shows how much of them steps hide: maybe none.
     if any(each.fragments > 1 and each.step.measured_ns is None for each in subjects):
         whole = [replace(each, fragments=1) for each in subjects]
         found = sweep(whole, grid, crew=crew)
         high_s = np.maximum(high_s, _of_one_kind(whole, grid, found, calibration, crew)[1])
     return low_s, high_s
+
+
+def rests_on_least(subjects: Sequence[Subject], grid: Grid) -> tuple[int, ...]:
+    """Return the numbers of workers whose times rest on a rate that is only known to be reached."""
+    if grid.cluster is None or with_fastest_inside(grid.cluster) is grid.cluster:
+        return ()
+    ops = {"allreduce"}.union(*(subject.step.others.sent for subject in subjects))
+    return tuple(
+        workers
+        for workers in grid.workers
+        if any(rests_on_least_rate(op, grid.cluster, workers) for op in ops)
+    )
 
 
 def _of_one_kind(

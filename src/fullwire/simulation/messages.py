@@ -379,7 +379,7 @@ class Messages:
             for other, each_s in self._each_other_s(whole, rate_bps, transport)
         }
         others = step.others
-        kinds = zip(others.op, others.bytes, others.members, strict=True)
+        kinds = zip(others.sent, others.bytes, others.members, strict=True)
         each_s = np.array([of_kind[kind] for kind in kinds])
         exposed_s, total_s = (
             float(of_all[0, 0, 0]) for of_all in self._others_s(whole, rate_bps, transport)
@@ -407,7 +407,9 @@ class _Other:
     halves: Floats  # of a rank's part, as a share of a gather's bytes
     latency_s: float
     count: int
-    kind: tuple[str, int, int]  # the operation, its bytes, and the members of its group
+    kind: tuple[
+        str, int, int
+    ]  # the operation that is sent, its bytes, and the members of its group
     routed: tuple[tuple[Routed, ...], ...] = ()
 
 
@@ -536,7 +538,7 @@ def _others(
     others = subject.step.others
     if others.are_gradients:  # they are the messages
         return
-    kinds = Counter(zip(others.op, others.bytes, others.members, strict=True))
+    kinds = Counter(zip(others.sent, others.bytes, others.members, strict=True))
     for (op, size, members), count in kinds.items():
         costs = [recorded_cost(op, members or among, size, subject.adds) for among in workers]
         yield _Other(

@@ -99,6 +99,7 @@ def beside_times(subject: Subject) -> tuple[Any, ...]:
     return (
         *map(id, (subject.adds, subject.placement, step.bytes, others.op, others.bytes)),
         id(others.members),
+        others.backend,
         others.total_ns,
         others.sum_gradients,
         subject.exchange_factor,

@@ -343,7 +343,10 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
     step = subject.step
     if step.sends_no_buckets:
         timeline = messages.instead_timeline(asked[1], transport)
-        conditions = Facts()
+        # Which messages a collective becomes depends on the backend (`Others.sent`).
+        conditions = Facts(
+            backend=step.others.backend if step.others.sent != step.others.op else None
+        )
     else:
         ready_s = [ready_ns * 1e-9 for ready_ns in messages.buckets.ready_ns.tolist()]
         on_lane = fifo_timeline if point.lane == "fifo" else priority_timeline
@@ -354,6 +357,9 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
             compression=None if compressor.is_none else str(compressor),
             lane=point.lane,
         )
+    below, above = step.alone_off
+    if below or above:  # T1 is as unsure as in the run that the step is from
+        conditions |= Facts(alone_less_share=below, alone_more_share=above)
     exposed = messages.exposed(*asked)
     overhead_s = messages.overhead_s(
         exposed, slice(None), transport, subject.residues[0], 1, 1, jitter

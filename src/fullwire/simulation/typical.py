@@ -25,7 +25,6 @@ from typing import Any, Literal, NoReturn, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.collectives.closed_form import sent_as
 from fullwire.collectives.cost import Floats
 from fullwire.compression.codec import named_in
 from fullwire.errors import DamagedInput, UsageError
@@ -482,7 +481,6 @@ def _others(
         hidden_ns.append(int((here.end_ns - here.start_ns).sum()) - exposed_ns)
         calling_ns.append(calling_ns_of(here, during))
     among = [members[name] for name in usual.group.astype(str).tolist()]
-    backend = run.facts.backend
     # A step's own time varies little. Its exposed time varies as much as the step does.
     exposed_ns = max(_mean_ns(length_ns[table.usual]) - _mean_ns(own_ns), 0)
     within_ns = np.clip(usual.issue_ns, table.backward_ns[place], table.computed_ns[place])
@@ -491,7 +489,8 @@ def _others(
     sum_gradients = run.facts.buckets is None and sums_all
     by_hand = set(usual.op.tolist()) == {"allreduce"} and set(among) == {_workers(run)}
     return Others(
-        op=tuple(sent_as(op, backend) for op in usual.op.tolist()),
+        op=tuple(usual.op.tolist()),
+        backend=run.facts.backend,
         bytes=tuple(usual.bytes.tolist()),
         members=tuple(0 if count == _workers(run) else count for count in among),
         exposed_ns=exposed_ns,

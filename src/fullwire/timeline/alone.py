@@ -49,9 +49,12 @@ def alone(run: Run, usual: Account) -> Alone:
 
 
 def _alone(run: Run, usual: Account) -> Alone:
-    alone_s, crowding = usual.alone_s, usual.crowding
+    alone_s, crowding, facts = usual.alone_s, usual.crowding, run.facts
     if world(run) == 1:
         below, above = REPEATS, REPEATS
+    elif facts.alone_less_share is not None and facts.alone_more_share is not None:
+        # A simulation has its T1 from another run, and is no surer of it than that run.
+        below, above = facts.alone_less_share, facts.alone_more_share
     elif crowding.source in ("kernels", "the plan", "the simulation") or not (
         crowding.is_told or sums_on_processors(run)
     ):

@@ -45,6 +45,8 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _STORED: Mapping[type, Any] = {int: _Int64, float: float, str: str, tuple: Pairs}
 
 _WITHDRAWN = {"probe_run_s": Pairs}  # Facts of older programs: they are read and left out.
+# Older programs stated the ratio 1 where a simulation had no compression; today's state nothing.
+_NO_COMPRESSION = "1"
 
 # One field for each fact, with its declared type; unknown facts are not written.
 StoredFacts = msgspec.defstruct(
@@ -96,19 +98,25 @@ class Described(msgspec.Struct, forbid_unknown_fields=True):
                     source=self.provenance.source,
                     basis=self.provenance.basis,
                 ),
-                facts=Facts(
-                    **{
-                        name: value
-                        for name, value in msgspec.structs.asdict(self.facts).items()
-                        if value is not msgspec.UNSET and name not in _WITHDRAWN
-                    }
-                ),
+                facts=Facts(**self._facts()),
                 gaps=gaps,
                 read_from=str(path.parent),
                 **tables,
             )
         except UsageError as error:  # the error is in the file, and not in a user's input
             raise DamagedInput(path, str(error)) from None
+
+    def _facts(self) -> dict[str, Any]:
+        """Return the facts in the words of today's programs."""
+        facts = {
+            name: value
+            for name, value in msgspec.structs.asdict(self.facts).items()
+            if value is not msgspec.UNSET and name not in _WITHDRAWN
+        }
+        is_simulated = self.provenance.origin == "simulated"
+        if is_simulated and facts.get("compression") == _NO_COMPRESSION:
+            del facts["compression"]
+        return facts
 
     def said(self) -> list[Gap]:
         """Return the gaps of the run when it was written."""
