@@ -300,9 +300,36 @@ def test_other_programs_share_the_wait_of_probe_steps_and_make_the_interval_long
     assert busy.baseline_step_s == pytest.approx(quiet.baseline_step_s + of_others_s)
     assert busy.account["contention"] == pytest.approx(quiet.account["contention"] - of_others_s)
     longer = busy.baseline_step_s / quiet.baseline_step_s
-    low_s, high_s = quiet.baseline_between_s
-    assert busy.baseline_between_s[0] == pytest.approx(low_s * longer * (1 - share))
-    assert busy.baseline_between_s[1] == pytest.approx(high_s * longer / (1 - share))
+    low_s, high_s = (end_s * longer for end_s in quiet.baseline_between_s)
+    computes = busy.account["compute"] / busy.baseline_step_s  # the rest is the host's
+    assert busy.baseline_between_s[0] == pytest.approx(low_s * (1 - share * computes))
+    assert busy.baseline_between_s[1] == pytest.approx(
+        high_s * (1 + (1 / (1 - share) - 1) * computes)
+    )
+    ran = Facts(probe_compute_s=by_rank(0.075))  # without others it takes as long, at the least
+    floor_s, _ = fw.explain(
+        dataclasses.replace(beside, facts=beside.facts | ran)
+    ).baseline_between_s
+    assert floor_s > 0.85 * 0.075
+
+
+def test_other_programs_make_the_wait_for_data_no_less_sure() -> None:
+    run = probed(a_trained_job(), 80.0, probe_run_delay_s=by_rank(0.0))
+    rows = (run.spans.lane == "compute") & (run.spans.name == "forward") & (run.spans.step >= 0)
+    reading = run.spans.rows(rows)
+    assert len(reading)
+    of_input = dataclasses.replace(
+        reading,
+        lane=np.full(len(reading), "input", object),
+        name=np.full(len(reading), "wait", object),
+    )
+    spans = Spans.joined([run.spans.rows(~rows), of_input])
+    found = fw.explain(dataclasses.replace(run, spans=spans))
+    input_s = found.account["input"]
+    assert input_s > 0.02
+    low_s, high_s = found.baseline_between_s
+    assert low_s >= 0.85 * input_s
+    assert high_s <= 1.15 * input_s + 3 * (found.baseline_step_s - input_s)
 
 
 def test_without_probe_steps_run_delay_tells_a_lower_bound() -> None:

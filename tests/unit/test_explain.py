@@ -273,6 +273,23 @@ def test_a_slow_first_step_does_not_change_the_answer() -> None:
     assert any("1 of 5 steps takes over 1.25 times the usual" in each for each in found.warnings)
 
 
+def test_predictions_take_the_t1_of_a_baseline() -> None:
+    job = a_trained_job()
+    plain, t1_s = fw.explain(job), 0.6 * fw.explain(job).baseline_step_s
+    alone = a_job(Rank(t1_s * 1e3, [computing(t1_s * 1e3)]))
+    found = fw.explain(job, baseline=alone)
+    assert found.baseline_step_s == pytest.approx(t1_s)
+    assert found.fixes
+    assert found.predictor is not None
+    assert found.predictor.alone_s == pytest.approx(t1_s)
+    assert found.full is not None
+    assert plain.full is not None
+    assert found.full.scaling_factor == pytest.approx(t1_s / found.full.step_s)
+    for fix in found.fixes:
+        if fix.kind in ("link", "transport"):
+            assert fix.scaling_factor * fix.step_s == pytest.approx(t1_s)
+
+
 def test_a_baseline_gives_t1_and_tells_inflated_computation() -> None:
     alone = a_job(Rank(30, [computing(30)]))
     slower = Rank(60, [BACKWARD], [(PER_MS, 50, 60)])

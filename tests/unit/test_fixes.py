@@ -234,6 +234,21 @@ def test_the_late_rank_is_named_with_where_to_look() -> None:
     assert "straggler" not in fixes_of(a_trained_job())
 
 
+def test_a_late_rank_that_runs_longer_has_more_work() -> None:
+    """Where processors are taken, it waits longer for them too, but not for the same work."""
+    job = a_trained_job(late_ms=60)
+    ran = ((0.0, 0.014), (1.0, 0.014), (2.0, 0.044))
+
+    def advice(delays_s: tuple[float, float, float]) -> str:
+        delays = tuple((float(rank), delay_s) for rank, delay_s in enumerate(delays_s))
+        facts = dataclasses.replace(job.facts, backend="gloo", run_s=ran, run_delay_s=delays)
+        return setting(fixes_of(dataclasses.replace(job, facts=facts))["straggler"])
+
+    expected = "its thread runs 44 ms of each step, that of the others 14 ms"
+    assert expected in advice((0.028, 0.028, 0.088))
+    assert expected not in advice((0.0, 0.0, 0.088))  # its processor is taken
+
+
 def test_a_lasting_straggler_gets_fewer_samples_where_computing_is_what_takes_longer() -> None:
     job = a_trained_job(late_ms=60)
     fix = fixes_of(job)["balance"]

@@ -753,6 +753,14 @@ def test_loading_ahead_is_predicted_by_what_its_processes_load() -> None:
     assert not [*CAN["input"].to_try(of_busy_host, account, seen, None)]  # none can load
     assert "num_workers" not in CAN["input"].in_few_steps(of_busy_host, account)
     assert "num_workers=8" in CAN["input"].in_few_steps(of_idle_host, account)
+    # The thread that steps is ready to run for 10 of 47 ms, so loading sleeps: for a disk, say.
+    asleep = dataclasses.replace(run.facts, run_s=((0.0, 0.006),), run_delay_s=((0.0, 0.004),))
+    of_sleeper = dataclasses.replace(of_busy_host, facts=asleep)
+    assert [*CAN["input"].to_try(of_sleeper, account, seen, None)]
+    assert "num_workers=8" in CAN["input"].in_few_steps(of_sleeper, account)
+    of_loaders = dataclasses.replace(asleep, children_processor_s=((0.0, 0.02),))
+    beside_loaders = dataclasses.replace(of_sleeper, facts=of_loaders)
+    assert "num_workers" not in CAN["input"].in_few_steps(beside_loaders, account)
 
 
 def test_a_batch_from_another_process_takes_time_where_ranks_have_no_more_processors() -> None:

@@ -59,6 +59,7 @@ from fullwire.fixes import Fix, Fixes, fixes, fixes_by_account
 from fullwire.run.facts import Facts
 from fullwire.run.placement import shares_one_host, sums_on_processors
 from fullwire.run.run import Provenance, Run
+from fullwire.run.usual import Alone
 from fullwire.simulation.forecast import Forecast, Forecaster, forecaster
 from fullwire.simulation.goodput import Goodput, Membership, membership, observed
 from fullwire.simulation.sweep import sweep
@@ -306,7 +307,8 @@ def explain(
     asked = opened(run)
     job, rate_bps = asked.run, line_rates(asked.run, bandwidth)
     found = account(job, rate_bps, asked.parts()) if _is_to_account(job) else nothing()
-    found, baseline_s, between_s, inflation_s, left_s = _beside(job, found, baseline)
+    found, t1, inflation_s, left_s = _beside(job, found, baseline)
+    baseline_s = t1.time_s
     judged_by, told = judged_account(found, THRESHOLD), evidence(job, found, rate_bps)
     given_s = None if baseline is None else baseline_s
     case = Case(run=job, account=judged_by, inflation_s=left_s, evidence=told, rate_bps=rate_bps)
@@ -316,13 +318,14 @@ def explain(
     given_bps = None if bandwidth is None else rate(bandwidth)
     others = [with_line_rate(opened(run).run, given_bps) for run in many(calibrate)]
     check_calibrating(others, job)
-    predictor, why_not = _forecaster(case, rate_bps, others, found)
+    predictor, why_not = _forecaster(case, rate_bps, others, t1)
     if (helpful := _helpful(case, predictor)) is not None:
         link = helpful.next_link
         gain = 0.0 if link is None else 1 - link.step_s / helpful.from_s
         case = replace(case, faster_link=link, gain=gain, gains_by_sooner=helpful.sooner)
     verdict = judged(case)
-    full = None if predictor is None else with_full_links(predictor, given_s)
+    # Full utilization, as `whatif --transport full` predicts it: packet headers are no part of it.
+    full = None if predictor is None else predictor.ask(transports=(FullTransport(),))
     if predictor is not None:
         waited = case.share(parts[Part.STRAGGLER.key])
         lost = 1 - case.share(sum(parts[part.key] for part in OF_ONE))
@@ -331,7 +334,7 @@ def explain(
         verdict=verdict,
         step_s=found.step_s,
         baseline_step_s=baseline_s,
-        baseline_between_s=between_s,
+        baseline_between_s=(t1.low_s, t1.high_s),
         is_estimated=baseline is None,
         scaling_factor=baseline_s / found.step_s if is_told and baseline_s else None,
         is_of_all_steps=judged_by is not found,
@@ -341,7 +344,7 @@ def explain(
         ranks=found.breakdowns,
         evidence=told,
         break_even=turns,
-        fixes=() if helpful is None else helpful.first_for(verdict.kind, given_s),
+        fixes=() if helpful is None else helpful.first_for(verdict.kind),
         fixes_from_s=None if helpful is None else helpful.from_s,
         full=full,
         notes=(
@@ -403,7 +406,7 @@ def _helpful(case: Case, predictor: Forecaster | None) -> Fixes | None:
 
 
 def _forecaster(
-    case: Case, rate_bps: Mapping[int, float], calibrate: Sequence[Run], of_usual: Account
+    case: Case, rate_bps: Mapping[int, float], calibrate: Sequence[Run], t1: Alone
 ) -> tuple[Forecaster | None, tuple[Finding, ...]]:
     """Return the job ready for predictions, or the reason why there are none."""
     if world(case.run) > 1 and computes(case) and not communicates(case):
@@ -414,7 +417,7 @@ def _forecaster(
             case.run,
             min(rate_bps.values(), default=None),
             calibrate,
-            alone=alone(case.run, of_usual),
+            alone=t1,
         )
         if predictor is not None:
             refuse_without_own_step(case.run.place, predictor.subject)
@@ -455,32 +458,20 @@ def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, floa
     return rates | others
 
 
-def with_full_links(predictor: Forecaster, baseline_s: float | None) -> Forecast:
-    """Predict full utilization as `whatif --transport full` does, with T1 of a baseline if given.
-
-    Packet headers are no part of it.
-    """
-    full = predictor.ask(transports=(FullTransport(),))
-    if baseline_s is None:
-        return full
-    return replace(full, scaling_factor=baseline_s / full.step_s)
-
-
 class _Beside(NamedTuple):
     """The account of a job beside T1."""
 
     account: Account
-    alone_s: float
-    between_s: tuple[float, float]  # The range in which T1 lies.
+    t1: Alone
     longer_s: float | None  # Computation beyond that of T1; None where T1 is estimated.
     left_s: float | None  # Of it, what is no contention.
 
 
 def _beside(run: Run, usual: Account, baseline: RunLike | None) -> _Beside:
     """Return T1, and the account with what it tells of contention."""
+    estimated = alone(run, usual)
     if baseline is None:
-        found = alone(run, usual)
-        return _Beside(usual, found.time_s, (found.low_s, found.high_s), None, None)
+        return _Beside(usual, estimated, None, None)
     one = opened(baseline)
     refuse_other_work(one.run, run)
     if world(one.run) != 1:
@@ -505,10 +496,15 @@ def _beside(run: Run, usual: Account, baseline: RunLike | None) -> _Beside:
     beside_s = float(usual.overlapped_ns[:, usual.is_typical].mean()) * 1e-9
     one_s = by_one.parts_s[Part.COMPUTE.key]
     found_with = usual.beside_one_worker(one_s, math.inf if shares else beside_s)
+    found_with = replace(found_with, baseline_s=by_one.step_s)
     longer_s, left_s = (
         max(each.parts_s[Part.COMPUTE.key] - one_s, 0.0) for each in (usual, found_with)
     )
-    return _Beside(found_with, by_one.step_s, between_s, longer_s, left_s)
+    # Of steps of several kinds, each kind has its share of T1, as the job itself tells it.
+    t1 = Alone(by_one.step_s, *between_s)
+    parts = [each.time_s / (estimated.time_s or 1.0) for each in estimated.of_kinds]
+    of_kinds = tuple(Alone(part * t1.time_s, part * t1.low_s, part * t1.high_s) for part in parts)
+    return _Beside(found_with, t1._replace(of_kinds=of_kinds), longer_s, left_s)
 
 
 def break_even(

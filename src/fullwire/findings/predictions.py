@@ -508,8 +508,8 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
             is_carried=bool(subject.crowding.s_each),
             is_on_devices=subject.is_on_devices,
         )
-    if is_measured:
-        yield from (OfRun(run=name, what=finding) for finding in about_others(run))
+    for found in about_others(run, widens=is_measured):
+        yield OfRun(run=name, what=found)
     if subject.keeps_gradients:
         yield GradientsStayLocal(run=name)
     if subject.step.shards > 1:

@@ -118,6 +118,8 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
         ((time_s, key) for key, time_s in account.parts_s.items() if key != Part.COMPUTE.key),
         reverse=True,
     )
+    if kind in account.parts_s:  # the verdict may name a smaller part, whose cure is nearer
+        losses.sort(key=lambda loss: loss[1] != kind)
     _, (next_s, after), *_ = losses
     kept = int(account.is_kept.sum())
     doubts: list[Finding] = []
@@ -157,18 +159,19 @@ class OtherWork(Finding):
     """Other programs used the processors on which a run was recorded."""
 
     template = (
-        "Other work took {share:.0%} of the processors meanwhile: without it steps may be shorter, "
-        "and intervals are as much wider."
+        "Other work took {share:.0%} of the processors meanwhile: without it steps may be shorter"
+        "{widens:?, and intervals are as much wider}."
     )
 
     share: float
+    widens: bool = True  # intervals: those of a measured transport and of T1 allow for it
 
 
-def about_others(run: Run) -> Iterator[Finding]:
+def about_others(run: Run, *, widens: bool = True) -> Iterator[Finding]:
     """Yield the share of other programs, where they used much of the processors of a run."""
     share = share_of_others(run)
     if share >= MUCH_BESIDE:
-        yield OtherWork(share=share)
+        yield OtherWork(share=share, widens=widens)
 
 
 class LinkForEachRank(Finding):

@@ -35,11 +35,10 @@ _SENT_BY_FEW = "send those collectives less often, or join them into one (torch.
 
 @dataclass(frozen=True, slots=True)
 class Fixes:
-    """The fixes that help, the best first, with the step and the T1 of their predictions."""
+    """The fixes that help, the best first, with the step of their predictions."""
 
     found: tuple[Fix, ...]
     from_s: float
-    alone_s: float
     tried: frozenset[str] = frozenset()  # The kinds that this job allows to predict.
 
     @property
@@ -56,19 +55,11 @@ class Fixes:
         links = [fix for fix in self.found if fix.kind == "link"]
         return max(links, key=lambda fix: fix.step_s, default=None)
 
-    def first_for(self, verdict: str, alone_s: float | None = None) -> tuple[Fix, ...]:
-        """Return the fixes, first those that answer this kind of verdict.
-
-        Scaling factors refer to a baseline's T1, where one is given. Without it they refer to the
-        T1 of the prediction, which is shorter if one worker would profit from the fix too.
-        """
-        times = 1.0 if alone_s is None else alone_s / self.alone_s
+    def first_for(self, verdict: str) -> tuple[Fix, ...]:
+        """Return the fixes, first those that answer this kind of verdict."""
         answers = {key for key, kind in fix_kinds().items() if verdict in kind.addresses}
         answers.add(verdict)
-        return tuple(
-            replace(fix, forecast=replace(fix.forecast, scaling_factor=times * fix.scaling_factor))
-            for fix in sorted(self.found, key=lambda fix: fix.kind not in answers)
-        )
+        return tuple(sorted(self.found, key=lambda fix: fix.kind not in answers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +105,7 @@ def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
         # Each gradient is one collective, as in a trace: smaller pieces may begin sooner, and
         # nothing tells when they would be ready.
         tried -= {key for key, kind in fix_kinds().items() if kind.begins_sooner}
-    return Fixes(tuple(useful), from_s, job.alone_s, frozenset(tried))
+    return Fixes(tuple(useful), from_s, frozenset(tried))
 
 
 def fixes_by_account(run: Run, account: Account) -> Fixes:
@@ -124,7 +115,7 @@ def fixes_by_account(run: Run, account: Account) -> Fixes:
     """
     from fullwire.timeline.account import Part
 
-    step_s, alone_s = account.step_s, account.alone_s
+    step_s = account.step_s
     found = [fix for kind in fix_kinds().values() for fix in kind.by_account(run, account)]
     part, rare = _few_steps_with_the_loss(account)
     if rare is not None:
@@ -133,7 +124,7 @@ def fixes_by_account(run: Run, account: Account) -> Fixes:
         )
         if all_usual is not None:
             found.append(_no_long_steps(run, account, part, rare, all_usual))
-    return Fixes(tuple(sorted(found, key=lambda fix: fix.step_s)), step_s, alone_s)
+    return Fixes(tuple(sorted(found, key=lambda fix: fix.step_s)), step_s)
 
 
 def _few_steps_with_the_loss(account: Account) -> tuple[Part, FewSteps | None]:

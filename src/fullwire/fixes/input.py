@@ -14,7 +14,7 @@ import types
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -64,6 +64,7 @@ _MOST_LOADERS = 256
 _FEW_LOADERS = 2
 _MOST_USED = 0.6  # of the processors: beyond it, loading processes delay others
 _TAKEN = 0.8  # of them: trials in vain were in jobs that used 0.82 to 0.89
+_OF_THE_THREAD = ("compute", "contention", "input", "host")  # parts in which it may run
 _HANDED_S = 4e-3  # of a processor, for a batch from another process: measured with 64 to 256 KiB
 
 
@@ -128,7 +129,7 @@ class Input(FixKind):
         handed_s = _handed_s(run, account.step_s, input_ns * 1e-9)
         found = job.beginning_sooner(round(input_ns - handed_s * 1e9))
         if found is not None:
-            yield self._of(run, found)
+            yield self._of(run, account, found)
 
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
         """Subtract the wait for data from the step."""
@@ -138,16 +139,16 @@ class Input(FixKind):
         lost_s = input_s - _handed_s(run, account.step_s, input_s)
         found = without_loss(account, lost_s, of_one=True)
         if found is not None:
-            yield self._of(run, found)
+            yield self._of(run, account, found)
 
-    def _of(self, run: Run, found: Forecast) -> Fix:
-        taken_by = who_takes_processors(run, _TAKEN)
+    def _of(self, run: Run, account: Account, found: Forecast) -> Fix:
+        taken_by = _who_leaves_none(run, account)
         kind = DataIsThere if taken_by else DataIsLoadedAhead
         return kind(how=_LOADER[taken_by], forecast=found)
 
     def in_few_steps(self, run: Run, account: Account) -> str:
         """Return the setting that loads more data ahead."""
-        return _LOADER[who_takes_processors(run, _TAKEN)]
+        return _LOADER[_who_leaves_none(run, account)]
 
     def to_try(
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
@@ -156,13 +157,14 @@ class Input(FixKind):
         from fullwire.run.processors import used_share
         from fullwire.timeline.account import Part
 
-        if who_takes_processors(run, _TAKEN):
+        if _who_leaves_none(run, account):
             return
         if seen.loading_processes is not None and seen.loading_processes < _FEW_LOADERS:
             parts_s = account.parts_s
             waiting_s = parts_s[Part.INPUT.key] + parts_s[Part.STRAGGLER.key] / 2
             words, count = "batches loaded ahead", str(_FEW_LOADERS)
-            has_room = seen.loading_processes == 0 and (used_share(run) or 1.0) < _MOST_USED
+            is_free = _is_asleep(run, account) or (used_share(run) or 1.0) < _MOST_USED
+            has_room = seen.loading_processes == 0 and is_free
             saved = 0.95 if has_room else 0.65  # of the wait: loading may only move to busy ones
             usual_s = saved * waiting_s - _handed_s(run, account.step_s, saved * waiting_s)
             if seen.loading_processes == 0:  # one process loads as long as a step waits
@@ -211,6 +213,32 @@ class Input(FixKind):
         process.around(DataLoader, "__init__", loaded_ahead)
 
 
+def _who_leaves_none(run: Run, account: Account) -> Literal["job", "others"] | None:
+    """Return who takes the processors that more loaders would need; None if they need none."""
+    return None if _is_asleep(run, account) else who_takes_processors(run, _TAKEN)
+
+
+def _is_asleep(run: Run, account: Account) -> bool:
+    """Say whether the ranks sleep for most of their wait for data, as for a disk or a network.
+
+    The thread that steps neither runs then, nor is it ready to run. It also sleeps while it waits
+    for messages and for other ranks. Whether a process that loads data sleeps is not recorded.
+    """
+    facts, parts_s = run.facts, account.parts_s
+    if facts.run_s is None or facts.run_delay_s is None or _loading_s(run) > _HANDED_S / 4:
+        return False
+    ready_s = sum(
+        float(np.mean([time_s for _, time_s in of_ranks]))
+        for of_ranks in (facts.run_s, facts.run_delay_s)
+    )
+    elsewhere_s = sum(time_s for key, time_s in parts_s.items() if key not in _OF_THE_THREAD)
+    return account.step_s - ready_s - elsewhere_s >= parts_s["input"] / 2
+
+
+def _loading_s(run: Run) -> float:
+    return max((used_s for _, used_s in run.facts.children_processor_s or ()), default=0.0)
+
+
 def _handed_s(run: Run, step_s: float, saved_s: float) -> float:
     """Return how much longer a step takes because another process hands its batch over.
 
@@ -219,10 +247,8 @@ def _handed_s(run: Run, step_s: float, saved_s: float) -> float:
     from fullwire.run.placement import ranks_per_processor
     from fullwire.run.processors import used_share
 
-    of_children = [used_s for _, used_s in run.facts.children_processor_s or ()]
-    has_loaders = max(of_children, default=0.0) > _HANDED_S / 4
     used = used_share(run) or 0.0
-    if has_loaders or used >= _TAKEN:
+    if _loading_s(run) > _HANDED_S / 4 or used >= _TAKEN:
         return 0.0  # it hands them over already, or no such process helps there
     busy = min(used * step_s / max(step_s - saved_s, 1e-9), 1.0)
     return _HANDED_S * ranks_per_processor(run) * busy

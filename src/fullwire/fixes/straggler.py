@@ -14,6 +14,7 @@ from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.simulation.stragglers import NoJitter
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.late import Late, late_ranks
+from fullwire.units import show_time
 
 _EVENLY = {
     None: "batches of equal work, and nothing else on the ranks' hosts",
@@ -24,6 +25,8 @@ _ON_TAKEN_PROCESSORS = {
     "job": "fewer threads (torch.set_num_threads), or a host of its own: no processor is free",
     "others": "end or move the other work that takes its processors",
 }
+_MORE_WORK = 1.5  # times the running time of the others: memory traffic alone costs less
+_MORE_DELAY = 1.25  # times the others' wait for a processor, for the same running time
 _WHERE_A_RANK_IS_SLOW = (  # By the largest excess of a rank: computation, input, or neither.
     "look at its device: clock, temperature (of a GPU: nvidia-smi -q -d PERFORMANCE), other work",
     "look at its input: DataLoader(num_workers=...), its disk, its share of the data",
@@ -60,9 +63,38 @@ def _setting(run: Run, account: Account, late: Late | None) -> str:
     rows = [account.ranks.index(rank) for rank in late.ranks]
     excess_ns = account.excess_ns[rows][:, account.is_typical].mean(axis=(0, 1))
     most = int(np.argmax(excess_ns))
-    if most == 0 and taken_by is not None and sums_on_processors(run):
-        return _ON_TAKEN_PROCESSORS[taken_by]
+    if most == 0 and sums_on_processors(run):
+        if worked_longer := _who_worked_longer(run, late):
+            return worked_longer
+        if taken_by is not None:
+            return _ON_TAKEN_PROCESSORS[taken_by]
     return _WHERE_A_RANK_IS_SLOW[most]
+
+
+def _who_worked_longer(run: Run, late: Late) -> str:
+    """Say so if late ranks run longer, as with a larger share of the batch; "" otherwise.
+
+    Where processors are taken, a rank that runs longer also waits longer for them. So its wait
+    counts only where it is longer for the same running time.
+    """
+    run_s, delay_s = dict(run.facts.run_s or ()), dict(run.facts.run_delay_s or ())
+    known = [rank for rank in run_s if rank in delay_s and run_s[rank] > 0]
+    theirs = [rank for rank in known if rank in late.ranks]
+    others = [rank for rank in known if rank not in late.ranks]
+    if not theirs or not others:
+        return ""
+    theirs_s = float(np.mean([run_s[rank] for rank in theirs]))
+    others_s = float(np.median([run_s[rank] for rank in others]))
+    delayed, usual = (
+        float(np.median([delay_s[rank] / run_s[rank] for rank in ranks]))
+        for ranks in (theirs, others)
+    )
+    if theirs_s < _MORE_WORK * others_s or 1 + delayed > _MORE_DELAY * (1 + usual):
+        return ""
+    return (
+        f"batches of equal work: its thread runs {show_time(theirs_s)} of each step, "
+        f"that of the others {show_time(others_s)}; if they are equal, look at its clock"
+    )
 
 
 def _fix(run: Run, account: Account, found: Forecast) -> Fix:

@@ -104,7 +104,7 @@ class Facts:
     model: str | None = fact("the network being trained", must_match=True)
     device: str | None = fact("the device that computes", must_match=True)
     batch: str | None = fact("work of one worker in one step", must_match=True)
-    pass_samples: int | None = fact("samples of one worker in one pass", _AT_LEAST_ONE)
+    pass_samples: int | None = fact("samples of one worker in one pass, as a mean", _AT_LEAST_ONE)
     marked_passes: int | None = fact(
         "passes whose gradients a step adds up, by a trace's marks of autograd", _AT_LEAST_ONE
     )

@@ -123,7 +123,7 @@ class Account:
     crowded_s: float = 0.0  # the share of contention by which computing takes longer
     kinds: Kinds = ONE_KIND
     of_kinds: tuple[Crowding, ...] = ()  # the contention of each kind of steps
-    by_baseline_s: float = 0.0  # of it, what only a run of one worker tells
+    baseline_s: float = 0.0  # the step of one worker, where a run of one was given
     inside_s: float = 0.0  # of transport: on the links inside nodes, which are no line
 
     @property
@@ -178,19 +178,21 @@ class Account:
         parts_ns[:, :, Part.CONTENTION] += moved_ns
         moved_s = float(moved_ns[:, self.is_typical].mean()) * 1e-9
         crowded_s = self.crowded_s + moved_s
-        return replace(self, parts_ns=parts_ns, crowded_s=crowded_s, by_baseline_s=moved_s)
+        return replace(self, parts_ns=parts_ns, crowded_s=crowded_s)
 
     @property
     def alone_s(self) -> float:
-        """Return the time of a step with one worker, as far as the run itself tells.
+        """Return the time of a step with one worker: a baseline's, or as far as the run tells.
 
         Input and host are there with one worker too: scaling loses the rest.
         """
+        if self.baseline_s:
+            return self.baseline_s
         if self.of_kinds:
             shares = [kind.share for kind in self.kinds.kinds]
             return float(np.dot(shares, [kind.alone_s for kind in self.by_kind()]))
         parts = self.parts_s
-        computing_s = parts[Part.COMPUTE.key] + self.by_baseline_s
+        computing_s = parts[Part.COMPUTE.key]
         if self.crowding.source == "probe steps":
             computing_s = self.crowding.alone_s
         return computing_s + parts[Part.INPUT.key] + parts[Part.HOST.key]

@@ -15,7 +15,7 @@ from fullwire.run.placement import sums_on_processors
 from fullwire.run.processors import share_of_others
 from fullwire.run.run import Run, Spans
 from fullwire.run.usual import Alone, marks_of_steps
-from fullwire.timeline.account import Account, account
+from fullwire.timeline.account import Account, Part, account
 from fullwire.timeline.contention import CrowdingSource
 from fullwire.timeline.transfers import world
 
@@ -63,14 +63,32 @@ def _alone(run: Run, usual: Account) -> Alone:
         below, above = (math.hypot(off, open_share) for off in _OFF_ON_DEVICES)
         below = math.hypot(below, usual.untold_crowding_s / alone_s) if alone_s else below
     else:
-        below, above = _OFF[crowding.source]
-        by_chance = 2 * crowding.scatter / max(crowding.probes, 1) ** 0.5
-        below, above = math.hypot(below, by_chance), math.hypot(above, by_chance)
-    if crowding.source == "probe steps":
-        # One worker beside the same other programs may wait for a processor, or find one free.
-        left = 1 - share_of_others(run)
-        below, above = 1 - (1 - below) * left, (1 + above) / left - 1
+        return _alone_on_processors(run, usual)
     low_s, high_s = alone_s * max(1 - below, 0.0), alone_s * (1 + above)
+    return Alone(alone_s, low_s, high_s, tells_contention=crowding.is_told)
+
+
+def _alone_on_processors(run: Run, usual: Account) -> Alone:
+    """Return T1 where the job's sums, and perhaps other programs, share its processors.
+
+    What probe steps leave to chance concerns computing alone. So do other programs: one worker
+    beside them may wait for a processor, or find one free. It still runs as long as in a probe
+    step, within the error of T1 itself.
+    """
+    alone_s, crowding = usual.alone_s, usual.crowding
+    below, above = _OFF[crowding.source]
+    computing_s = min(usual.parts_s[Part.COMPUTE.key], alone_s)
+    rest_s = alone_s - computing_s  # input, and the host's part
+    by_chance = 2 * crowding.scatter / max(crowding.probes, 1) ** 0.5
+    low, high = max(1 - math.hypot(below, by_chance), 0.0), 1 + math.hypot(above, by_chance)
+    ran_s = 0.0
+    if crowding.source == "probe steps":
+        left = 1 - share_of_others(run)
+        low, high = low * left, high / left
+        ran_s = min((time_s for _, time_s in run.facts.probe_compute_s or ()), default=0.0)
+    ran_s = (1 - below) * min(ran_s, computing_s)
+    low_s = max(low * computing_s, ran_s) + (1 - below) * rest_s
+    high_s = high * computing_s + (1 + above) * rest_s
     return Alone(alone_s, low_s, high_s, tells_contention=crowding.is_told)
 
 
