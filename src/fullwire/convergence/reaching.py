@@ -464,7 +464,7 @@ def _extended(curve: Curve, is_least: bool) -> _Extended | None:
         heights=(means - means.min())[None, :] + span * below[:, None],
         counts=counts,
         least=(_MISFIT * span) ** 2,
-        # Noise makes misses, too; what is beyond it is misfit.
+        # The law is wrong by as much as it misses beyond what noise explains.
         noise=float(np.square(_noise(steps[late], values[late])) * np.mean(1 / counts))
         + float(np.mean([shared.deviation(count) ** 2 for count in counts.tolist()])),
     )

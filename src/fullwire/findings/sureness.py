@@ -118,7 +118,7 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
         ((time_s, key) for key, time_s in account.parts_s.items() if key != Part.COMPUTE.key),
         reverse=True,
     )
-    if kind in account.parts_s:  # the verdict may name a smaller part, whose cure is nearer
+    if kind in account.parts_s:  # the verdict may name another part than the largest
         losses.sort(key=lambda loss: loss[1] != kind)
     _, (next_s, after), *_ = losses
     kept = int(account.is_kept.sum())

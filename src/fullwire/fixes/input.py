@@ -214,14 +214,14 @@ class Input(FixKind):
 
 
 def _who_leaves_none(run: Run, account: Account) -> Literal["job", "others"] | None:
-    """Return who takes the processors that more loaders would need; None if they need none."""
+    """Return who takes the processors that more loaders would need, if they would need any."""
     return None if _is_asleep(run, account) else who_takes_processors(run, _TAKEN)
 
 
 def _is_asleep(run: Run, account: Account) -> bool:
     """Say whether the ranks sleep for most of their wait for data, as for a disk or a network.
 
-    The thread that steps neither runs then, nor is it ready to run. It also sleeps while it waits
+    The thread that steps is asleep then: it does not run, and is not ready to. It also sleeps while it waits
     for messages and for other ranks. Whether a process that loads data sleeps is not recorded.
     """
     facts, parts_s = run.facts, account.parts_s

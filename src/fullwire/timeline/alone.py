@@ -71,7 +71,7 @@ def _alone(run: Run, usual: Account) -> Alone:
 def _alone_on_processors(run: Run, usual: Account) -> Alone:
     """Return T1 where the job's sums, and perhaps other programs, share its processors.
 
-    What probe steps leave to chance concerns computing alone. So do other programs: one worker
+    Chance in probe steps concerns computing alone. So do other programs: one worker
     beside them may wait for a processor, or find one free. It still runs as long as in a probe
     step, within the error of T1 itself.
     """

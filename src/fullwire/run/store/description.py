@@ -45,7 +45,7 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _STORED: Mapping[type, Any] = {int: _Int64, float: float, str: str, tuple: Pairs}
 
 _WITHDRAWN = {"probe_run_s": Pairs}  # Facts of older programs: they are read and left out.
-# Older programs stated the ratio 1 where a simulation had no compression; today's state nothing.
+# Older programs stated the ratio 1 where a simulation had no compression.
 _NO_COMPRESSION = "1"
 
 # One field for each fact, with its declared type; unknown facts are not written.
