@@ -46,7 +46,7 @@ from fullwire.fixes.fix import fix_kind, fix_kinds
 from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.inside import THEN_VARIABLE, TRIAL_VARIABLE
 from fullwire.recorder.launch import ENDING, PYTHON_PATH, run_to_its_end
-from fullwire.units import seconds, shown, visible
+from fullwire.units import count, seconds, shown, visible
 from fullwire.words import sentence
 
 EXPORTS = ("env", "python", "torchrun")
@@ -132,8 +132,6 @@ def apply_fixes(
     for fix in chosen:
         environment |= fix_kind(fix.fix).environment(fix.setting)
     if steps is not None:
-        from fullwire.answers.conditions import count  # beside predictions, which take long to load
-
         environment[STEPS_VARIABLE] = str(count(steps, "steps"))
     limit_s = None if within is None else seconds(within, "within")
     if NOTES_VARIABLE in environment:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fullwire.answers.conditions import OneOrMany, count
+from fullwire.answers.conditions import OneOrMany
 from fullwire.answers.opening import RunLike, opened
 from fullwire.answers.plan_goodput import Troubles, between_failures
 from fullwire.answers.plan_networks import (
@@ -80,7 +80,7 @@ from fullwire.run.run import Run
 from fullwire.simulation.recognised_plan import Recognised, recognised
 from fullwire.simulation.recorded_plan import Recorded, device_in
 from fullwire.simulation.recorded_plan import calibrated as by_recording
-from fullwire.units import bits_per_second, seconds
+from fullwire.units import bits_per_second, count, seconds
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.architecture_files import ArchitectureLike, architecture
