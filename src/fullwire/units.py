@@ -234,6 +234,11 @@ def show_mean_count(count: float) -> str:
     return f"{count:,.0f}" if count >= 9.5 else f"{count:.2g}"
 
 
+def show_count(number: int, word: str) -> str:
+    """Return how many there are of something: "1 node", "4,096 nodes"."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
 def show_ranks(ranks: Sequence[int]) -> str:
     """Return the names of ranks: "rank 3", "ranks 1 and 6", "ranks 4 to 7, 12 and 13"."""
     runs: list[list[int]] = []

@@ -244,6 +244,15 @@ def test_a_number_above_1_is_no_limit_of_a_slowdown() -> None:
         result.gate(5)
 
 
+def test_one_of_something_is_told_in_the_singular() -> None:
+    assert "; 1 node of 8 devices, " in repr(fw.cluster("dgx-h100", nodes=1))
+    assert "; 2 nodes of 8 devices, " in repr(fw.cluster("dgx-h100", nodes=2))
+    alone = fw.collective("allreduce", bytes=1024, workers=1, bandwidth="1Gbps")
+    assert " among 1 worker: " in repr(alone)
+    one = fw.whatif("resnet50@v100", workers=2, bandwidth="1Gbps")
+    assert "1 prediction of resnet50@v100" in repr(one)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_docstring_names_every_parameter_and_its_example_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

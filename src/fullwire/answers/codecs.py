@@ -17,7 +17,7 @@ from fullwire.compression.codec import CODECS, Choice, Cost, parse_choice
 from fullwire.compression.compressor import Compressor
 from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
-from fullwire.units import count, show_rate
+from fullwire.units import count, show_count, show_rate
 
 SLOWEST_BPS, FASTEST_BPS = 1e7, 4e11
 _RATES = 120  # Between both.
@@ -53,7 +53,7 @@ class Codecs(Result):
     step_s: Mapping[str, tuple[float, ...]]  # By codec, and "float32", for each bandwidth.
 
     def _in_short(self) -> Iterator[str]:
-        yield f"{len(self.codecs)} codecs on {self.machine}"
+        yield f"{show_count(len(self.codecs), 'codec')} on {self.machine}"
         for row in self.codecs:
             yield f"{row.codec}: {row.ratio:.4g} times fewer bytes, pays {pays(row)}"
 

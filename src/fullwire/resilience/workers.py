@@ -33,7 +33,7 @@ from fullwire.resilience import checkpoints, place
 from fullwire.resilience.launched import seat_here
 from fullwire.resilience.pace import SLOW_STATUS
 from fullwire.resilience.place import TOO_FEW_STATUS, Folder, Keeping, Place
-from fullwire.units import count, seconds, shown
+from fullwire.units import count, seconds, show_count, shown
 
 _FOR_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, *_FOR_SCRIPTS)
@@ -182,7 +182,9 @@ class Workers:
         if left < self._least or self._failed_starts > _MOST_FAILED_STARTS or self._signal:
             sys.stderr.write(f"{why}; the job ends\n")
             return
-        sys.stderr.write(f"{why}; {left} workers start again\n")
+        sys.stderr.write(
+            f"{why}; {show_count(left, 'worker')} {'starts' if left == 1 else 'start'} again\n"
+        )
         self._count = left
         self._begin()
 
