@@ -11,6 +11,7 @@ class Arenas(FixKind):
     addresses = ("host",)
     example = "2"
     setting = "arenas of malloc in each process"
+    variables_suffice = True  # malloc reads its variable in each process, with torch or without
 
     def environment(self, setting):
         """Return the variable that malloc reads."""

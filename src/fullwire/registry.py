@@ -75,6 +75,10 @@ class Registry(Mapping[str, EntryT]):
         """Count the entries."""
         return len(self._by_key)
 
+    def origin(self, key: str) -> str | None:
+        """Return the entry point and the package of an entry; None for one of our own."""
+        return _origin(self._outside[key]) if key in self._outside else None
+
     @cached_property
     def _files(self) -> tuple[str, ...]:
         return tuple(key.replace("-", "_") for key in keys_in(self._folder))

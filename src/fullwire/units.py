@@ -16,7 +16,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import NamedTuple, SupportsIndex
 
 from fullwire.errors import UsageError
 
@@ -28,6 +28,7 @@ _PREFIXES: Mapping[str, int] = {
 _BITS = ("bps", "bit/s", "b/s")
 _BYTES_PER_SECOND = ("B/s", "Bps")
 _NANOSECOND = Fraction(1, 10**9)
+MOST_COUNTED = 100_000_000
 _MOST_NAMED = 8  # ranks, in a sentence
 _LEAST_PLAIN = 1e-9  # a smaller number has more zeros than people count
 
@@ -127,8 +128,37 @@ def ratio(value: str | float, what: str = "ratio") -> float:
 
 
 def share(value: str | float, what: str = "share") -> float:
-    """Read a share above zero: "5%", or the number 0.05."""
-    return float(_quantity(value, _SHARE, what))
+    """Read a share above zero: "5%", or the number 0.05.
+
+    A number above 1 is refused, because 5 may have been meant as 5%. Text tells them apart.
+    """
+    found = float(_quantity(value, _SHARE, what))
+    if found > 1 and not isinstance(value, str):
+        raise UsageError(f"{what}: expected a percentage, like 5%, or 0.05, got {shown(value)}")
+    return found
+
+
+def count(value: object, what: str, most: int = MOST_COUNTED, least: int = 1) -> int:
+    """Read a count of something: 8, or "8"."""
+    number = whole(value)
+    if number is None or not least <= number <= most:
+        raise UsageError(
+            f"{what}: expected a whole number from {least} to {most:,}, got {shown(value)}"
+        )
+    return number
+
+
+def whole(value: object) -> int | None:
+    """Read a whole number, or the digits of one that is not negative; None if it is neither."""
+    if isinstance(value, str):
+        digits = value.strip()
+        return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 12 else None
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # an array of several numbers
+        return None
 
 
 def printed(text: str) -> float | None:
@@ -202,6 +232,11 @@ def _off_one(factor: float, shown: str) -> str:
 def show_mean_count(count: float) -> str:
     """Return an expected count: whole from 10 on, else two digits, as 0.0913 is "0.091"."""
     return f"{count:,.0f}" if count >= 9.5 else f"{count:.2g}"
+
+
+def show_count(number: int, word: str) -> str:
+    """Return how many there are of something: "1 node", "4,096 nodes"."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def show_ranks(ranks: Sequence[int]) -> str:

@@ -51,6 +51,45 @@ def test_its_files_are_read_like_any_others(tmp_path: Path, cli: Cli) -> None:
 
 
 @pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("0.5\nhalf\n", "x.txt:3: expected the seconds of a step, got 'half'"),
+        ("", "x.txt: expected the seconds of one step or more, got none"),
+    ],
+)
+def test_it_refuses_damaged_files_in_one_line(
+    tmp_path: Path, cli: Cli, text: str, problem: str
+) -> None:
+    (tmp_path / "x.txt").write_text(f"# stopwatch\n{text}")
+    refused = cli("show", tmp_path / "x.txt")
+    assert (refused.returncode, refused.stdout) == (3, "")
+    assert refused.stderr.endswith(f"{problem}\n")
+    assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "problem"),
+    [
+        ("ZeroDivisionError('by zero')", 3, " cannot read it: ZeroDivisionError: by zero"),
+        ("fullwire.UsageError('no step_time')", 2, ": no step_time"),
+    ],
+)
+def test_an_error_of_its_reader_is_told_with_its_name(
+    installed: None, tmp_path: Path, cli: Cli, error: str, status: int, problem: str
+) -> None:
+    [module] = tmp_path.glob("site/fullwire_stopwatch.py")
+    raising = f"import fullwire\n    raise {error}\n    end_ns ="
+    module.write_text(module.read_text().replace("end_ns =", raising, 1))
+    (tmp_path / "x.txt").write_text("# stopwatch\n0.5\n")
+    refused = cli("show", tmp_path / "x.txt")
+    assert (refused.returncode, refused.stdout) == (status, "")
+    of = "stopwatch = fullwire_stopwatch:FORMAT of fullwire-stopwatch"
+    assert f"{of}{problem}\n" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("installed")
 def test_its_label_is_in_the_list_of_formats(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "x.txt").write_bytes(b"\0\xffnobody knows this")
     refused = cli("import", tmp_path / "x.txt", "-o", tmp_path / "x.run")

@@ -12,9 +12,12 @@ import pytest
 import fullwire as fw
 from fullwire import UsageError
 from fullwire.cli.workloads import workloads as workloads_command
+from fullwire.workloads import architecture_files
 from fullwire.workloads.architecture_files import architecture, names
 from tests.builders import a_run
 from tests.conftest import Cli
+
+SMALL = "layers = 2\nhidden = 64\nheads = 4\nffn = 128\nvocab = 1000\nsequence = 128\n"
 
 # Counted by Hugging Face from the tensors of each model.
 PUBLISHED = {
@@ -366,3 +369,28 @@ def test_gpt3_comes_in_the_sizes_of_its_paper() -> None:
     sizes = {"125m": 125e6, "350m": 356e6, "760m": 760e6, "1.3b": 1.3e9, "2.7b": 2.65e9}
     for name, parameters in sizes.items():
         assert architecture(f"gpt3-{name}").parameters == pytest.approx(parameters, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        (f"{SMALL}kv_heds = 2\n", "expected fields among .*, got 'kv_heds'. The nearest is kv_h"),
+        (SMALL.replace("heads = 4\n", ""), "expected heads, which it lacks"),
+        (f"{SMALL}moe = {{ experts = 4 }}\n", "moe: expected top_k, ffn, which it lacks"),
+        ('like = "none"\n', "like: expected a model above, got 'none'"),
+    ],
+)
+def test_a_mistake_in_a_built_in_model_names_its_file_and_its_table(
+    table: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.toml").write_text(f'["mine-1b"]\n{table}')
+    monkeypatch.setattr(architecture_files, "_FOLDER", tmp_path)
+    architecture_files._tables.cache_clear()
+    architecture_files._built_in.cache_clear()
+    try:
+        with pytest.raises(UsageError, match=rf"mine.toml: \[mine-1b\]: {problem}"):
+            names()
+    finally:
+        monkeypatch.undo()
+        architecture_files._tables.cache_clear()
+        architecture_files._built_in.cache_clear()

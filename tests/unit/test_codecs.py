@@ -200,3 +200,9 @@ def test_a_codec_on_top_of_packed_gradients_is_said_to_be_one(
         is_told = how is not None and compression != "1"
         assert len(told) == is_told
         assert not is_told or f"({how})" in told[0]
+
+
+def test_one_worker_sends_nothing_that_a_codec_could_pack() -> None:
+    pytest.importorskip("torch", reason="torch is not here")
+    with pytest.raises(UsageError, match="workers: expected a whole number from 2"):
+        fw.codecs("bf16", workers=1)

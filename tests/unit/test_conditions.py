@@ -14,6 +14,7 @@ from fullwire.answers import conditions
 from fullwire.answers.conditions import compressors, rate, several, worker_count
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
+from fullwire.units import MOST_COUNTED
 from tests.strategies import cases
 
 ARABIC_EIGHT, SUPERSCRIPT_TWO = "\u0668", "\u00b2"
@@ -106,7 +107,7 @@ def test_what_is_no_codec_is_refused(typed: Any) -> None:
 @cases(200)
 def test_any_text_is_a_number_of_workers_or_refused(text: str) -> None:
     try:
-        assert 1 <= worker_count(text) <= conditions.MOST_WORKERS
+        assert 1 <= worker_count(text) <= MOST_COUNTED
     except UsageError as refusal:
         assert "\n" not in str(refusal)  # noqa: PT017  # not every text is refused
 

@@ -23,6 +23,7 @@ from tests.old_answers import DATA
 from tests.traced_plans import traced
 from tests.unit.test_flow_records import ipfix
 
+ANY: Any = fw  # It takes arguments of types that the functions do not state.
 RUNS = DATA / "format-1"
 GLOO, HALF, PACKETS = (RUNS / f"lab-{name}.run" for name in ("gloo", "half", "packets"))
 EVIL = "</b><script>alert(1)</script> \x1b[31m\u202e & '\" " + "A" * 1000
@@ -188,6 +189,68 @@ def test_other_functions_take_a_path_where_they_take_a_run(tmp_path: Path) -> No
         fw.write_page(given, tmp_path / "job.html", replace=True)
         assert len(fw.whatif(given, bandwidth="10Gbps", workers=2)) == 1
         assert fw.replay(given, bandwidth="10Gbps", workers=2).complete
+
+
+@pytest.mark.parametrize(
+    ("ask", "refusal"),
+    [
+        (lambda: ANY.join([], "x.run"), "join: expected one directory or more, got none"),
+        (lambda: ANY.join(Path("a"), "x.run"), "join: expected a list of directories, got Posix"),
+        (lambda: ANY.cluster("dgx-h100", nodes=2.5), "nodes: expected a whole number from 1"),
+        (lambda: ANY.cluster("dgx-h100", nodes=True), "nodes: expected a whole number from 1"),
+        (lambda: ANY.cluster("dgx-h100", nodes="x"), "nodes: expected a whole number from 1"),
+        (lambda: ANY.collective(None, bytes=1), "collective: expected one of allreduce, .*None"),
+        (lambda: ANY.collective(3, bytes=1), "collective: expected one of allreduce, .*got 3"),
+        (lambda: ANY.whatif("vgg16@v100", bandwidth={1: 2}), "bandwidth: expected a rate .*{1: 2}"),
+        (lambda: ANY.watch(1, seconds="soon"), "watch: seconds: expected a time with its unit"),
+        (lambda: ANY.watch(1, seconds=float("nan")), "watch: seconds: expected a time"),
+        (lambda: ANY.watch(1, seconds=0), "watch: expected seconds above 0, 600 at most, got 0"),
+        (lambda: ANY.watch(1, seconds="1h"), "watch: expected seconds above 0, 600 at most"),
+        (lambda: next(ANY.watching(1, window_s=[])), "watch: window_s: expected a time"),
+        (lambda: ANY.run_workers(["true"], workers=1.5), "run: --workers: expected a whole number"),
+        (lambda: ANY.run_workers(["true"], workers=0), "run: --workers: expected a whole number"),
+        (lambda: ANY.run_workers(["true"], workers=1, least=2), "run: expected --min from 1 to"),
+        (lambda: ANY.run_workers(["true"], workers=1, keep=1.5), "run: --keep: expected a whole"),
+        (lambda: ANY.run_workers(["true"], workers=1, detect_s="x"), "run: --detect: expected a"),
+        (lambda: ANY.run_workers(["true"], workers=1, detect_s=0), "run: expected --detect above"),
+        (
+            lambda: ANY.run_workers(["true"], workers=1, detect_s=float("inf")),
+            "run: --detect: expected a time with its unit",
+        ),
+        (
+            lambda: ANY.run_workers(["true"], workers=1, checkpoint="c", every_s=float("nan")),
+            "run: --every: expected a time with its unit",
+        ),
+    ],
+)
+def test_an_argument_that_cannot_be_is_refused_by_its_name(
+    ask: Callable[[], Any], refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=refusal):
+        ask()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_page_takes_the_result_of_a_tuning_only(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="report: expected the result of tune as tuning, got 'x'"):
+        ANY.write_page(GLOO, tmp_path / "x.html", tuning="x")
+
+
+def test_a_number_above_1_is_no_limit_of_a_slowdown() -> None:
+    result = fw.compare(GLOO, HALF)
+    assert result.gate("500%").limit == result.gate(0.05).limit * 100 == 5
+    with pytest.raises(UsageError, match=r"limit: expected a percentage, like 5%, or 0.05, got 5"):
+        result.gate(5)
+
+
+def test_one_of_something_is_told_in_the_singular() -> None:
+    assert "; 1 node of 8 devices, " in repr(fw.cluster("dgx-h100", nodes=1))
+    assert "; 2 nodes of 8 devices, " in repr(fw.cluster("dgx-h100", nodes=2))
+    alone = fw.collective("allreduce", bytes=1024, workers=1, bandwidth="1Gbps")
+    assert " among 1 worker: " in repr(alone)
+    one = fw.whatif("resnet50@v100", workers=2, bandwidth="1Gbps")
+    assert "1 prediction of resnet50@v100" in repr(one)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -134,6 +134,13 @@ def test_the_status_is_the_jobs_and_an_unused_fix_is_told(cli: Cli) -> None:
     assert "fix buckets:50: not applied: no process called the function" in done.stderr
 
 
+@pytest.mark.parametrize("fix", ["environment:GLOO_SOCKET_IFNAME=lo", "threads:1"])
+def test_a_job_without_torch_has_the_fixes_that_variables_make(cli: Cli, fix: str) -> None:
+    done = cli("apply", fix, "--", *NOTHING)
+    assert done.returncode == 7
+    assert f"fix {fix}: its variables are set; no process loaded torch" in done.stderr
+
+
 SETTINGS = st.sampled_from(sorted(CAN)).map(
     lambda key: Applied(
         fix=key, setting=CAN[key].checked(CAN[key].example), risk=CAN[key].risk, predicted_s=0.125
@@ -210,6 +217,38 @@ def test_a_fix_that_this_version_lacks_is_left_out_of_a_recipe_or_refused(
     assert said[0].endswith(". This fix is left out, the others are applied")
     assert said[1].startswith("fix threads:1: ")
     with pytest.raises((UsageError, DamagedInput), match="recipe.toml: .*" + re.escape(why)):
+        fw.run_recipe(path, NOTHING, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("workes = 64\n", "'workes' is no key of a recipe; the nearest key is workers"),
+        ("zzz = 64\n", "'zzz' is no key of a recipe; the keys are format, command, "),
+        (
+            '[[fixes]]\nfix = "buckets"\nsetting = "5"\nris = "exact"\n',
+            "[[fixes]] 1: 'ris' is no key of a recipe; the nearest key is risk",
+        ),
+    ],
+)
+def test_an_unknown_key_of_a_recipe_is_said_or_refused(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(f"format = 1\n{text}")
+    said: list[str] = []
+    assert fw.run_recipe(path, NOTHING, say=said.append) == 7
+    assert said[0].startswith(f"{path}: {why}")
+    assert said[0].endswith(". Its value is not used")
+    with pytest.raises(UsageError, match=re.escape(why)):
+        fw.run_recipe(path, NOTHING, strict=True)
+
+
+@pytest.mark.parametrize("entry", ["setting = 1", 'setting = "1"\nrisk = "harmless"'])
+def test_a_strict_job_is_refused_for_a_mistyped_fix_as_a_usage_error(
+    tmp_path: Path, entry: str
+) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(f'format = 1\n[[fixes]]\nfix = "threads"\n{entry}\n')
+    with pytest.raises(UsageError, match=r"recipe.toml: \[\[fixes\]\] 1: "):
         fw.run_recipe(path, NOTHING, strict=True)
 
 
@@ -295,7 +334,10 @@ def test_a_command_with_other_hidden_words_is_another_command(tmp_path: Path) ->
 @pytest.mark.parametrize("fix", CAN)
 def test_each_fix_that_is_applied_can_be_written_by_hand(fix: str) -> None:
     kind = CAN[fix]
-    assert kind.by_hand(kind.example) or kind.environment(kind.example)
+    assert kind.by_hand(kind.example) or kind.environment(kind.example), (
+        f"fix {fix}: expected by_hand(), with the lines that make it in a script, or "
+        "environment(), with the variables that make it"
+    )
 
 
 def test_an_export_is_python_and_makes_each_object_once(tmp_path: Path) -> None:
@@ -308,7 +350,17 @@ def test_an_export_is_python_and_makes_each_object_once(tmp_path: Path) -> None:
         path.write_text(as_toml(Recipe(fixes=tuple(map(parse_fix, fixes)))))
         text = exported(path, "python")
         compile(text, "recipe", "exec")
-        assert all(fix in text for fix in fixes if not fix.startswith(("environment", "balance")))
+        for fix in map(parse_fix, fixes):
+            kind = CAN[fix.fix]
+            names = kind.environment(fix.setting)
+            missing = [f"os.environ[{name!r}]" for name in names]
+            if fix.fix != "environment" and kind.by_hand(fix.setting):
+                missing.append(str(fix))
+            missing = [words for words in missing if words not in text]
+            assert not missing, (
+                f"the script that is exported for {fix} lacks {missing}: it holds the variables of "
+                "the kind's environment(), and names the fix beside the lines of its by_hand()"
+            )
         return text
 
     for setting in settings:

@@ -315,6 +315,12 @@ def test_a_slow_step_in_which_nothing_is_sent_is_not_the_networks() -> None:
     assert "something else was slow, or paused" in said
 
 
+def test_two_ranks_send_all_of_the_gradient_each() -> None:
+    result = analysed(traffic(ring(2, 10)), model_bytes=8 * MB)
+    assert any("8 MB per edge is all of the gradient given, 8 MB" in each for each in result.audit)
+    assert any(" went over one edge: a start-up" in each for each in result.audit), result.audit
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [

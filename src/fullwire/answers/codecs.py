@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from fullwire.answers.conditions import OneOrMany, several, worker_count
+from fullwire.answers.conditions import OneOrMany, several
 from fullwire.answers.opening import RunLike
 from fullwire.answers.whatif import whatif
 from fullwire.compression.codec import CODECS, Choice, Cost, parse_choice
 from fullwire.compression.compressor import Compressor
 from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
-from fullwire.units import show_rate
+from fullwire.units import count, show_count, show_rate
 
 SLOWEST_BPS, FASTEST_BPS = 1e7, 4e11
 _RATES = 120  # Between both.
@@ -53,7 +53,7 @@ class Codecs(Result):
     step_s: Mapping[str, tuple[float, ...]]  # By codec, and "float32", for each bandwidth.
 
     def _in_short(self) -> Iterator[str]:
-        yield f"{len(self.codecs)} codecs on {self.machine}"
+        yield f"{show_count(len(self.codecs), 'codec')} on {self.machine}"
         for row in self.codecs:
             yield f"{row.codec}: {row.ratio:.4g} times fewer bytes, pays {pays(row)}"
 
@@ -98,7 +98,7 @@ def codecs(
         choices = list(several(only, lambda text: parse_choice(str(text))))
     if not choices:
         raise UsageError("codecs: expected at least one codec")
-    ranks = worker_count(workers)
+    ranks = count(workers, "workers", least=2)  # One worker sends nothing, so no codec pays.
     real = (
         measured.gradients_of_small_network()
         if gradients is None

@@ -12,7 +12,6 @@ import numpy as np
 from fullwire.answers.believable import check_shares, check_times
 from fullwire.answers.conditions import (
     OneOrMany,
-    count,
     device_order,
     is_scattered,
     rate,
@@ -43,6 +42,7 @@ from fullwire.collectives.playing import (
 )
 from fullwire.collectives.registry import (
     BY_NODE_SWITCHES,
+    OPS,
     open_to,
     usual_algorithm,
     with_formula,
@@ -58,7 +58,7 @@ from fullwire.collectives.tuning import (
 )
 from fullwire.errors import UsageError
 from fullwire.simulation.on_links import believed_cost, chunked_s
-from fullwire.units import size_bytes
+from fullwire.units import count, shown, size_bytes
 
 _SERVED = "parameter-server"
 _CHUNKS, _LEAST_CHUNK_BYTES = (4, 32), 128 * 1024  # The chunks that "auto" tries between phases.
@@ -109,7 +109,7 @@ def collective(
 
         fw.collective("allreduce", bytes="64MiB", workers=8, bandwidth="100Gbps").time_s
     """
-    op, size = op.lower().replace("-", "").replace("_", ""), size_bytes(bytes, "bytes")
+    op, size = _folded(op), size_bytes(bytes, "bytes")
     adds = AddTimes()
     if reduce_cost is not None:
         from fullwire.importers.netx import read_reduce_cost  # here: it loads what runs are
@@ -323,6 +323,13 @@ class _Asked:
             else:
                 curves[name] = of_name
         return curves
+
+
+def _folded(op: str) -> str:
+    """Return the name of a collective without the marks in which spellings differ."""
+    if not isinstance(op, str):
+        raise UsageError(f"collective: expected one of {', '.join(OPS)}, got {shown(op)}")
+    return op.lower().replace("-", "").replace("_", "")
 
 
 def _by_library(

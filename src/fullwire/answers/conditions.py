@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -18,7 +17,7 @@ from fullwire.compression.compressor import Compressor, parse_codec
 from fullwire.compression.method import FLOAT_BYTES
 from fullwire.errors import UsageError
 from fullwire.simulation.conditions import CHANGES, Changes
-from fullwire.units import NUMBER, bits_per_second, ratio, seconds, shown
+from fullwire.units import NUMBER, bits_per_second, count, ratio, seconds, shown, whole
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -31,7 +30,6 @@ Record = TypeVar("Record", bound="DataclassInstance")
 Question = TypeVar("Question", bound=Callable[..., Any])
 OneOrMany: TypeAlias = Any  # a scalar, text with commas between values, a sequence, an array
 
-MOST_WORKERS = 100_000_000
 UNCOMPRESSED = "none"
 PLACEMENTS = ("packed", "scattered")
 MOST_VALUES = 1_000_000  # of one condition: a generator may never end
@@ -125,16 +123,6 @@ def worker_count(value: Any) -> int:
     return count(value, "workers")
 
 
-def count(value: Any, what: str, most: int = MOST_WORKERS, least: int = 1) -> int:
-    """Read a count of something."""
-    number = _typed_whole(value) if isinstance(value, str) else _whole(value)
-    if number is None or not least <= number <= most:
-        raise UsageError(
-            f"{what}: expected a whole number from {least} to {most:,}, got {shown(value)}"
-        )
-    return number
-
-
 def is_scattered(cluster: Cluster | None, placement: str) -> bool:
     """Read the placement of ranks: packed node by node, or scattered over the leaves."""
     if placement not in PLACEMENTS:
@@ -148,7 +136,7 @@ def device_order(given: OneOrMany) -> tuple[int, ...]:
     """Read the device of each rank."""
     devices = []
     for value in _each(given):
-        number = _typed_whole(value) if isinstance(value, str) else _whole(value)
+        number = whole(value)
         if number is None or number < 0:
             raise UsageError(f"order: expected devices, counted from 0, got {shown(value)}")
         devices.append(number)
@@ -197,6 +185,17 @@ def asked_changes(
 def rate(value: Any) -> float:
     """Read a bandwidth."""
     return bits_per_second(value, "bandwidth")
+
+
+def looking_s(given: str | float, most_s: float = math.inf, *, what: str = "seconds") -> float:
+    """Read how long to look: "30s" or a number of seconds, without an end where that may be."""
+    if most_s == math.inf and isinstance(given, float) and given == math.inf:
+        return given
+    time_s = seconds(given, f"watch: {what}")
+    if not 0 < time_s <= most_s:
+        most = f", {most_s:g} at most" if most_s < math.inf else ""
+        raise UsageError(f"watch: expected {what} above 0{most}, got {shown(given)}")
+    return time_s
 
 
 def latency(value: Any) -> float:
@@ -266,24 +265,13 @@ def _each(given: OneOrMany) -> Iterable[Any]:
         return [given]
     if hasattr(given, "tolist"):  # an array, or one number of one
         given = given.tolist()
-    if not isinstance(given, Iterable):
+    # The reader of one value refuses a mapping, whose keys would pass for values.
+    if not isinstance(given, Iterable) or isinstance(given, Mapping):
         return [given]
     values = list(islice(given, MOST_VALUES + 1))
     if len(values) > MOST_VALUES:
         raise UsageError(f"expected at most {MOST_VALUES:,} values of one condition")
     return values
-
-
-def _typed_whole(text: str) -> int | None:
-    digits = text.strip()
-    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 12 else None
-
-
-def _whole(value: Any) -> int | None:
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
 
 
 def spread(values: Sequence[float], points: int) -> tuple[float, ...]:

@@ -26,6 +26,7 @@ from fullwire.findings.tuning import (
     Followed,
     MaskedWordsDiffer,
     NobodyCalled,
+    NobodyLoadedTorch,
     NoOutcome,
     NothingCame,
     OtherVersion,
@@ -45,7 +46,7 @@ from fullwire.fixes.fix import fix_kind, fix_kinds
 from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.inside import THEN_VARIABLE, TRIAL_VARIABLE
 from fullwire.recorder.launch import ENDING, PYTHON_PATH, run_to_its_end
-from fullwire.units import seconds, shown, visible
+from fullwire.units import count, seconds, shown, visible
 from fullwire.words import sentence
 
 EXPORTS = ("env", "python", "torchrun")
@@ -131,8 +132,6 @@ def apply_fixes(
     for fix in chosen:
         environment |= fix_kind(fix.fix).environment(fix.setting)
     if steps is not None:
-        from fullwire.answers.conditions import count  # beside predictions, which take long to load
-
         environment[STEPS_VARIABLE] = str(count(steps, "steps"))
     limit_s = None if within is None else seconds(within, "within")
     if NOTES_VARIABLE in environment:
@@ -192,11 +191,7 @@ def run_recipe(
     if recipe is None:
         return _follow(command, say)
     path = path_of(recipe, "recipe")
-
-    def left_out(why: str) -> None:
-        say(f"{path}: {why}. This fix is left out, the others are applied")
-
-    parsed = read_recipe(path, None if strict else left_out)
+    parsed = read_recipe(path, None if strict else say)
     for difference in _differences(parsed, command):
         if strict:
             raise UsageError(f"{path}: {sentence(difference)}")
@@ -291,7 +286,7 @@ def outcomes(chosen: Sequence[Applied], told: Notes) -> list[Finding]:
         for did, processes in Counter(did for of_one in notes for did in of_one).items():
             results.append(Outcome(fix=str(fix), did=did, processes=processes))
         if not notes:
-            results.append(NoOutcome(fix=str(fix), why=NobodyCalled()))
+            results.append(NoOutcome(fix=str(fix), why=_why_no_note(fix, told)))
     return results
 
 
@@ -304,10 +299,17 @@ def problem_of(fix: Applied, ranks: int, told: Notes) -> Finding | None:
             return FixToldWhy(did=did)
     having = sum(any(did.startswith(APPLIED) for did in of_one) for of_one in notes)
     if not having:
-        return FixToldWhy(did=all_told[-1]) if all_told else NobodyCalled()
+        return FixToldWhy(did=all_told[-1]) if all_told else _why_no_note(fix, told)
     if having < ranks and fix_kinds()[fix.fix].of_each_rank:
         return AppliedInSome(having=having, ranks=ranks)
     return None
+
+
+def _why_no_note(fix: Applied, told: Notes) -> Finding:
+    """Say why no process of a job noted anything about a fix."""
+    # A process that loads torch notes at once a fix that variables make.
+    is_set = fix_kinds()[fix.fix].variables_suffice and not any(told)
+    return NobodyLoadedTorch() if is_set else NobodyCalled()
 
 
 def _notes_of(fix: Applied, told: Notes) -> list[list[str]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from fullwire.answers.alerts import Alert, alert
+from fullwire.answers.conditions import looking_s
 from fullwire.answers.explain import Explanation, explain
 from fullwire.answers.watched import SeenRank, Watched, no_step_within
 from fullwire.errors import FullwireError, UsageError
@@ -34,10 +35,10 @@ _LOOK_S = 0.1
 def watching_recording(
     directory: str | Path,
     *,
-    seconds: float = float("inf"),
+    seconds: str | float = float("inf"),
     bandwidth: str | float | None = None,
     alerts: Sequence[str | Alert] = (),
-    window_s: float = 60.0,
+    window_s: str | float = 60.0,
     ended: threading.Event | None = None,
 ) -> Iterator[Watched]:
     """Look at a job that is being recorded; yield the answer about its last seconds, until its end.
@@ -55,15 +56,16 @@ def watching_recording(
             f"{place}: expected the folder of a recording that goes on, job.run.recording"
         )
     conditions = [alert(each) if isinstance(each, str) else each for each in alerts]
+    most_s, keeps_s = looking_s(seconds), looking_s(window_s, what="window_s")
     begun_s, next_s, ended = time.monotonic(), 0.0, ended or threading.Event()
-    while next_s < seconds:
-        next_s = min(next_s + _EVERY_S, seconds)
+    while next_s < most_s:
+        next_s = min(next_s + _EVERY_S, most_s)
         while (left_s := begun_s + next_s - time.monotonic()) > 0 and place.is_dir():
             if ended.wait(min(left_s, _LOOK_S)):
                 return
         before_s = time.thread_time()
         try:
-            found = _window(place, bandwidth, window_s)
+            found = _window(place, bandwidth, keeps_s)
         except (FullwireError, OSError, ValueError):
             if not place.is_dir():
                 return

@@ -6,7 +6,7 @@ other where their bursts of bytes meet, and the hosts need no common clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,10 +46,12 @@ def join(
 
         fw.join(["host0.recording", "host1.recording"], "job.run").path
     """
-    if isinstance(directories, str):
-        raise UsageError(f"join: expected a list of directories, got {directories!r}")
+    if isinstance(directories, str) or not isinstance(directories, Iterable):
+        raise UsageError(f"join: expected a list of directories, got {shown(directories)}")
     places = [Path(directory) for directory in directories]
-    if not places or not all(place.is_dir() and is_run(place) for place in places):
+    if not places:
+        raise UsageError("join: expected one directory or more, got none")
+    if not all(place.is_dir() and is_run(place) for place in places):
         return join_recording(directories, output, replace=replace)
     run = joined_watches([(str(place), read_run(place)) for place in places])
     return Recording(path=write_run(run, output, replace=replace), exit_status=0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fullwire.answers.conditions import OneOrMany, count
+from fullwire.answers.conditions import OneOrMany
 from fullwire.answers.opening import RunLike, opened
 from fullwire.answers.plan_goodput import Troubles, between_failures, restart_time, storage_rate
 from fullwire.answers.plan_measured import measured_steps
@@ -82,6 +82,7 @@ from fullwire.run.run import Run
 from fullwire.simulation.recognised_plan import Recognised, recognised
 from fullwire.simulation.recorded_plan import Recorded, device_in
 from fullwire.simulation.recorded_plan import calibrated as by_recording
+from fullwire.units import count
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.architecture_files import ArchitectureLike, architecture

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from fullwire.answers.conditions import OneOrMany, Price, count, rate, read_price, several
+from fullwire.answers.conditions import OneOrMany, Price, rate, read_price, several
 from fullwire.answers.plan_goodput import USUAL_TROUBLES, Troubles
 from fullwire.answers.plan_search import (
     DEGREES,
@@ -46,7 +46,7 @@ from fullwire.findings.plans import (
 from fullwire.simulation.goodput import CHECKPOINT_BYTES, PUBLISHED_DEVICE_HOURS
 from fullwire.simulation.habits import habits_of
 from fullwire.simulation.recorded_plan import SPLITTING_S, Recorded
-from fullwire.units import ratio, seconds, shown
+from fullwire.units import count, ratio, seconds, shown
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.stage_memory import GIB
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.answers.conditions import OneOrMany, count, several
+from fullwire.answers.conditions import OneOrMany, several
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster
 from fullwire.clusters.description import as_toml
@@ -24,7 +24,7 @@ from fullwire.simulation.group_times import as_seen
 from fullwire.simulation.plan_space import FIXABLE, MAY_BE_NONE
 from fullwire.simulation.recorded_plan import Ratio
 from fullwire.simulation.schedule import meeting
-from fullwire.units import shown
+from fullwire.units import count, shown
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.layout import Layout, passes
 from fullwire.workloads.stage_memory import summed_gradients_bytes

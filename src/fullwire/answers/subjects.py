@@ -13,7 +13,6 @@ from pathlib import Path
 from fullwire.answers.conditions import (
     OneOrMany,
     compressors,
-    count,
     is_scattered,
     latency,
     rate,
@@ -57,7 +56,7 @@ from fullwire.timeline.alone import alone_by_account
 from fullwire.timeline.passes import passes_of_step
 from fullwire.timeline.timeline import check_collectives
 from fullwire.timeline.utilization import sent_unseen
-from fullwire.units import bits_per_second, show_time, shown
+from fullwire.units import bits_per_second, count, show_time, shown
 from fullwire.workloads import MOST_SAMPLES
 
 # The default conditions, if the user and the run give none: sizes and speeds on sale.

@@ -19,7 +19,6 @@ from fullwire.answers.conditions import (
     Asked,
     OneOrMany,
     Price,
-    count,
     read_price,
     several,
     worker_count,
@@ -55,7 +54,7 @@ from fullwire.findings.targets import (
 from fullwire.run.run import Run
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.simulation.grid import Grid, Predictions, Swept
-from fullwire.units import ratio, shown
+from fullwire.units import count, ratio, shown
 from fullwire.words import sentence
 
 _AS_MANY = MoreSteps(1, 1, 1)

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from fullwire.answers.compare import Against, held_against, noise_of, paces_s, usual_length_s
-from fullwire.answers.conditions import count
 from fullwire.answers.explain import explain
 from fullwire.answers.fixing import hash_of, versions_here
 from fullwire.answers.trials import (
@@ -56,7 +55,7 @@ from fullwire.recorder.record import refuse_one_of_many
 from fullwire.run.run import Run
 from fullwire.simulation.calibrate import PAYLOAD_SHARE
 from fullwire.timeline.passes import passes_of_step
-from fullwire.units import seconds, shown
+from fullwire.units import count, seconds, shown
 from fullwire.words import filled, sentence
 
 RISKS: tuple[Risk, ...] = ("exact", "numeric", "semantic")

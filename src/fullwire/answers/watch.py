@@ -7,6 +7,7 @@ question works on that Run: `explain`, `report`, `compare`.
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.answers.alerts import Alert, alert
-from fullwire.answers.conditions import rate
+from fullwire.answers.conditions import looking_s, rate
 from fullwire.answers.explain import explain
 from fullwire.answers.idle import Asking, Elsewhere, Idle, Waiting
 from fullwire.answers.opening import write
@@ -178,7 +179,7 @@ def watch(
     pid: int | str,
     *,
     hosts: str = "",
-    seconds: float = 30,
+    seconds: str | float = 30,
     bandwidth: str | float | None = None,
     until_sure: bool = True,
     out: str | Path | None = None,
@@ -190,7 +191,7 @@ def watch(
       words of its command, `"slurm:1234"`, `"k8s:bert"`, or where its ranks meet,
       `"master:10.0.0.1:29500"`.
     - `hosts`: hosts with ranks of the job, `"gpu[1-8]"`, which your own ssh reaches.
-    - `seconds`: how long to look at most.
+    - `seconds`: how long to look at most, 30 or `"30s"`.
     - `bandwidth`: the line rate of the links, as in `explain`.
     - `until_sure`: stop as soon as many steps were seen.
     - `out`: the directory that the run becomes.
@@ -199,27 +200,28 @@ def watch(
         fw.watch(48213, bandwidth="10Gbps").explanation.verdict.sentence
     """
     line_bps = None if bandwidth is None else rate(bandwidth)
+    most_s = looking_s(seconds, MOST_S)
     if out is not None:
         refuse_existing(Path(out), replace=False)
-    with closing(_watcher(pid, hosts, seconds, MOST_S)) as watcher, closing(Asking()) as asking:
-        is_running, is_interrupted, until_s = True, False, min(_FIRST_ANSWER_S, seconds)
+    with closing(_watcher(pid, hosts)) as watcher, closing(Asking()) as asking:
+        is_running, is_interrupted, until_s = True, False, min(_FIRST_ANSWER_S, most_s)
         while True:
             try:
                 is_running = watcher.watch(until_s - watcher.seconds)
             except KeyboardInterrupt:  # the answer so far is the answer
-                seconds, is_interrupted = until_s, True
+                most_s, is_interrupted = until_s, True
             looks = watcher.looks
             found = judged(looks, line_bps, has_ended=not is_running, idle=asking.idle)
             if is_running and not is_interrupted:
                 _ask(asking, found, looks)
             if on_look is not None:
                 on_look(found)
-            if not is_running or until_s >= seconds:
+            if not is_running or until_s >= most_s:
                 break
             told = found.explanation
             if until_sure and (found.stuck or (told and len(told.detail.steps) >= _ENOUGH)):
                 break
-            until_s = min(_LATER * until_s, seconds)
+            until_s = min(_LATER * until_s, most_s)
         if is_running and not is_interrupted:
             with suppress(KeyboardInterrupt):
                 idle = asking.wait()
@@ -234,10 +236,10 @@ def watching(
     pid: int | str,
     *,
     hosts: str = "",
-    seconds: float = float("inf"),
+    seconds: str | float = math.inf,
     bandwidth: str | float | None = None,
     alerts: Sequence[str | Alert] = (),
-    window_s: float = 60.0,
+    window_s: str | float = 60.0,
 ) -> Iterator[Watched]:
     """Watch a running job until it ends; yield the answer about its last seconds again and again.
 
@@ -251,16 +253,17 @@ def watching(
     """
     line_bps = None if bandwidth is None else rate(bandwidth)
     conditions = [alert(each) if isinstance(each, str) else each for each in alerts]
+    most_s, keeps_s = looking_s(seconds), looking_s(window_s, what="window_s")
     is_running, next_s = True, 0.0
     with (
-        closing(_watcher(pid, hosts, seconds, keeps_s=window_s)) as watcher,
+        closing(_watcher(pid, hosts, keeps_s)) as watcher,
         closing(Asking()) as asking,
     ):
-        while is_running and next_s < seconds:
-            next_s = min(next_s + _EVERY_S, seconds)
+        while is_running and next_s < most_s:
+            next_s = min(next_s + _EVERY_S, most_s)
             is_running = watcher.watch(next_s - watcher.seconds)
             before_s = time.process_time()
-            looks = watcher.looks.latest(window_s)
+            looks = watcher.looks.latest(keeps_s)
             found = judged(looks, line_bps, has_ended=not is_running, idle=asking.idle)
             if is_running:
                 _ask(asking, found, looks)
@@ -272,17 +275,8 @@ def watching(
             yield replace(found, alerts=tuple(alerted for alerted in begun if alerted is not None))
 
 
-def _watcher(
-    pid: int | str,
-    hosts: str,
-    seconds: float,
-    most_s: float = float("inf"),
-    keeps_s: float = float("inf"),
-) -> Watcher | HostsWatcher:
-    """Return what looks at a job, here or on several hosts, if it can be watched for so long."""
-    if not 0 < seconds <= most_s:
-        most = f", {most_s:g} at most" if most_s < float("inf") else ""
-        raise UsageError(f"watch: expected seconds above 0{most}, got {seconds:g}")
+def _watcher(pid: int | str, hosts: str, keeps_s: float = math.inf) -> Watcher | HostsWatcher:
+    """Return what looks at a job, here or on several hosts."""
     watcher: Watcher | HostsWatcher
     names = host_names(hosts) if hosts else ()
     if names and isinstance(pid, str):

@@ -74,7 +74,7 @@ from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.sweep import Progress, sweep
 from fullwire.simulation.sweep import replay as replay_subject
 from fullwire.simulation.transport import FullTransport
-from fullwire.units import ratio, seconds, show_time
+from fullwire.units import ratio, seconds, show_count, show_time
 from fullwire.words import sentences
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class WhatIf(Result):
         return dict(zip(("step_low_s", "step_high_s"), self.interval_s, strict=True))
 
     def _in_short(self) -> Iterator[str]:
-        yield f"{len(self):,} predictions of {', '.join(self.predictions.axes['run'])}"
+        yield f"{show_count(len(self), 'prediction')} of {', '.join(self.predictions.axes['run'])}"
         step_s, factor = self["step_s"], self["scaling_factor"]
         least, most = show_time(float(step_s.min())), show_time(float(step_s.max()))
         low, high = f"{factor.min():.3f}", f"{factor.max():.3f}"

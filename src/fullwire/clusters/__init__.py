@@ -9,7 +9,7 @@ from typing import TypeAlias
 from fullwire.clusters.cluster import Cluster, with_nodes
 from fullwire.errors import UsageError
 from fullwire.files import opened, path_of
-from fullwire.units import shown
+from fullwire.units import count, shown
 
 ClusterLike: TypeAlias = str | Path | Cluster
 MOST_BYTES = 256 * 1024
@@ -21,7 +21,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _BUILT_IN.glob("*.toml")))
 
 
-def cluster(given: ClusterLike, nodes: int | None = None) -> Cluster:
+def cluster(given: ClusterLike, nodes: str | int | None = None) -> Cluster:
     """Take a described cluster, with another number of nodes if given.
 
     - `given`: a TOML file, or the name of a built-in cluster (`fullwire cluster list`).
@@ -30,7 +30,7 @@ def cluster(given: ClusterLike, nodes: int | None = None) -> Cluster:
         fw.cluster("dgx-h100", nodes=16).devices
     """
     known = given if isinstance(given, Cluster) else _read(given)
-    return known if nodes is None else with_nodes(known, nodes)
+    return known if nodes is None else with_nodes(known, count(nodes, "nodes"))
 
 
 def _read(given: str | Path) -> Cluster:

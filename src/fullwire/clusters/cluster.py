@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from fullwire.clusters.measured import Measured
 from fullwire.display import Result
 from fullwire.errors import UsageError
-from fullwire.units import show_rate
+from fullwire.units import show_count, show_rate
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
@@ -248,7 +248,8 @@ class Cluster(Result):
 
     def _in_short(self) -> Iterator[str]:
         yield (
-            f"{self.name}; {self.nodes:,} nodes of {self.devices_per_node} devices, "
+            f"{self.name}; {show_count(self.nodes, 'node')} of "
+            f"{show_count(self.devices_per_node, 'device')}, "
             f"{self.nics_per_node} x {show_rate(self.nics.rate_bps)} a node"
         )
 

@@ -25,7 +25,7 @@ from fullwire.collectives.stages import Int32
 from fullwire.collectives.tuning import Tuning
 from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
-from fullwire.units import show_bytes, show_rate, show_time, shown
+from fullwire.units import show_bytes, show_count, show_rate, show_time, shown
 
 LEVELS = ("event", "closed")
 CHUNK_ORDERS = ("pipelined", "serial")
@@ -86,8 +86,8 @@ class CollectiveTime(Result):
     def _in_short(self) -> Iterator[str]:
         where = "" if self.cluster is None else f" on {self.cluster}"
         yield (
-            f"{self.op} of {show_bytes(self.bytes)} by {self.algorithm} among {self.workers:,} "
-            f"workers{where}: {show_time(self.time_s)}"
+            f"{self.op} of {show_bytes(self.bytes)} by {self.algorithm} among "
+            f"{show_count(self.workers, 'worker')}{where}: {show_time(self.time_s)}"
         )
         yield f"bus bandwidth {show_rate(self.bus_bandwidth_bps)}"
 

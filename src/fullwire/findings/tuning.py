@@ -93,6 +93,12 @@ class NobodyCalled(Finding):
     template = "not applied: no process called the function that it changes"
 
 
+class NobodyLoadedTorch(Finding):
+    """Variables make a fix, so the job has it, and no process could say so."""
+
+    template = "its variables are set; no process loaded torch"
+
+
 class AppliedInSome(Finding):
     """Some ranks have a fix that each of them needs."""
 

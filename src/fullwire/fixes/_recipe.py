@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -98,10 +98,10 @@ def _not_a_recipe(table: dict[str, Any]) -> str:
     return f"format: expected {FORMAT}, as in each recipe, got none"
 
 
-def read_recipe(path: Path, left_out: Callable[[str], None] | None = None) -> Recipe:
-    """Read a recipe, and check each fix and its setting.
+def read_recipe(path: Path, say: Callable[[str], None] | None = None) -> Recipe:
+    """Read a recipe, and check its keys, each fix and its setting.
 
-    With `left_out`, a fix that this version does not know, or cannot read, is no error: the
+    With `say`, a key or a fix that this version does not know, or cannot read, is no error: the
     function hears why, and the recipe is without it.
     """
     with opened(path) as file:
@@ -116,6 +116,7 @@ def read_recipe(path: Path, left_out: Callable[[str], None] | None = None) -> Re
         recipe = msgspec.convert(table, Recipe)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise DamagedInput(path, f"expected a recipe in TOML: {error}") from None
+    _check_keys(path, "", table, Recipe, say)
     fixes = []
     for number, entry in enumerate(entries, 1):
         try:
@@ -125,11 +126,11 @@ def read_recipe(path: Path, left_out: Callable[[str], None] | None = None) -> Re
             why = f"[[fixes]] {number}: {error}" if is_unreadable else str(error)
             # A variable may be a stranger's way to run code: then all of the recipe is suspect.
             is_variable = isinstance(entry, dict) and entry.get("fix") == "environment"
-            if left_out is None or is_variable:
-                if is_unreadable:
-                    raise DamagedInput(path, f"expected a recipe in TOML: {why}") from None
+            if say is None or is_variable:
                 raise UsageError(f"{path}: {why}") from None
-            left_out(why)
+            say(f"{path}: {why}. This fix is left out, the others are applied")
+        else:
+            _check_keys(path, f"[[fixes]] {number}: ", entry, Applied, say)
     recipe = replace(recipe, fixes=tuple(fixes))
     if recipe.workers is not None and recipe.workers < 1:
         raise UsageError(f"{path}: workers: expected 1 or more, got {recipe.workers}")
@@ -138,6 +139,26 @@ def read_recipe(path: Path, left_out: Callable[[str], None] | None = None) -> Re
             if name.endswith("_s") and value is not None and not 0 <= value < math.inf:
                 raise UsageError(f"{path}: {name}: expected a time of 0 s or more, got {value:g}")
     return recipe
+
+
+def _check_keys(
+    path: Path,
+    place: str,
+    table: Mapping[str, Any],
+    of: type[Recipe | Applied],
+    say: Callable[[str], None] | None,
+) -> None:
+    """Say, or refuse, the keys that a table of a recipe does not have."""
+    known = [each.name for each in fields(of)]
+    for key in table:
+        if key in known:
+            continue
+        near = get_close_matches(key, known, n=1)
+        expected = f"the nearest key is {near[0]}" if near else f"the keys are {', '.join(known)}"
+        why = f"{path}: {place}{shown(key)} is no key of a recipe; {expected}"
+        if say is None:
+            raise UsageError(why)
+        say(f"{why}. Its value is not used")
 
 
 def _checked(entry: Any) -> Applied:

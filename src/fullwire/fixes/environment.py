@@ -66,6 +66,7 @@ class Environment(FixKind):
     key = "environment"
     label = "a variable"
     tries_each = True
+    variables_suffice = True
     addresses = ("transport", "latency")
     example = "NCCL_ALGO=Tree"
     setting = "NAME=VALUE"

@@ -148,6 +148,7 @@ class FixKind:
     of_each_rank: ClassVar[bool] = True  # One rank with the fix alone does not have it.
     adds_up: ClassVar[bool] = False  # Two settings are one setting, with a comma between them.
     tries_each: ClassVar[bool] = False  # A setting that fails says nothing about others.
+    variables_suffice: ClassVar[bool] = False  # Its `environment` makes it, also without torch.
     begins_sooner: ClassVar[bool] = False  # It makes transfers begin beside computation.
     example: ClassVar[str] = ""  # A setting; "" if the fix cannot be applied.
     setting: ClassVar[str] = ""  # The setting in words.

@@ -221,8 +221,9 @@ def _who_leaves_none(run: Run, account: Account) -> Literal["job", "others"] | N
 def _is_asleep(run: Run, account: Account) -> bool:
     """Say whether the ranks sleep for most of their wait for data, as for a disk or a network.
 
-    The thread that steps is asleep then: it does not run, and is not ready to. It also sleeps while it waits
-    for messages and for other ranks. Whether a process that loads data sleeps is not recorded.
+    The thread that steps is asleep then: it does not run, and is not ready to. It also sleeps while
+    it waits for messages and for other ranks. Whether a process that loads data sleeps is not
+    recorded.
     """
     facts, parts_s = run.facts, account.parts_s
     if facts.run_s is None or facts.run_delay_s is None or _loading_s(run) > _HANDED_S / 4:

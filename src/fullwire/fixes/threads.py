@@ -31,6 +31,7 @@ class Threads(FixKind):
     key = "threads"
     label = "other threads"
     addresses = ("contention", "compute")
+    variables_suffice = True
     example = "1"
     setting = "the computing threads of each rank; sums may have another order"
 

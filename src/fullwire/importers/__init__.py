@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from fullwire.crew import HERE
-from fullwire.errors import UsageError
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import path_of
 from fullwire.importers._format import (
     CERTAIN,
@@ -146,7 +147,8 @@ def import_run(
             replace=replace,
             told=told,
         )
-        return write(given.traces, options, writing)
+        with _told_with_name(given):
+            return write(given.traces, options, writing)
     if processes is not None or on != HERE:
         option = "--on" if processes is None else "--processes"
         takers = " and ".join(format_.label for format_ in FORMATS.values() if format_.write)
@@ -180,13 +182,33 @@ def _read(given: Given, options: Options) -> Run:
         return read_run(given.traces[0])
     form = FORMATS[given.kind]
     files = given.traces if form.searches_directories else files_of(form, given.traces)
-    run = form.read(files, options)
+    with _told_with_name(given):
+        run = form.read(files, options)
     if form.beside is None:
         for adding, logs in _beside(given):
             run = adding(run, logs)
     if not given.left_out:
         return run
     return dataclasses.replace(run, gaps=gaps_of([*run.gaps, *given.left_out]))
+
+
+@contextmanager
+def _told_with_name(given: Given) -> Iterator[None]:
+    """Tell the errors of another package's reader with its name; those of ours are bugs here."""
+    origin = FORMATS.origin(given.kind)
+    try:
+        yield
+    except DamagedInput:
+        raise
+    except UsageError as error:
+        if origin is None:
+            raise
+        raise UsageError(f"{origin}: {error}") from error
+    except Exception as error:
+        if origin is None:
+            raise
+        why = f"{type(error).__name__}: {error}".replace("\n", " ")
+        raise DamagedInput(given.traces[0], f"{origin} cannot read it: {why}") from error
 
 
 def _beside(given: Given) -> Iterator[tuple[Beside, list[Path]]]:

@@ -33,6 +33,7 @@ from fullwire.resilience import checkpoints, place
 from fullwire.resilience.launched import seat_here
 from fullwire.resilience.pace import SLOW_STATUS
 from fullwire.resilience.place import TOO_FEW_STATUS, Folder, Keeping, Place
+from fullwire.units import count, seconds, show_count, shown
 
 _FOR_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, *_FOR_SCRIPTS)
@@ -69,19 +70,11 @@ class Workers:
         balances: bool = False,
         evicts: bool = False,
     ) -> None:
-        if count < 1 or not 1 <= least <= count:
+        if least > count:
             raise UsageError(
-                f"run: expected --workers from 1 on and --min from 1 to --workers, got --workers "
-                f"{count} and --min {least}"
+                f"run: expected --min from 1 to --workers, got --workers {count} and --min {least}"
             )
-        if detect_s <= 0:
-            raise UsageError(f"run: expected --detect above 0 s, got {detect_s:g} s")
         self._keeping = keeping or Keeping()
-        if self._keeping.keep < 1 or (self._keeping.every_s or 1) <= 0:
-            raise UsageError(
-                f"run: expected --keep from 1 on and --every above 0 s, got {self._keeping.keep} "
-                f"and {self._keeping.every_s} s"
-            )
         self._command, self._least = list(command), least
         self._count = self._asked = count  # a script that starts again may have fewer
         self._respawns, self._detect_s = respawns, detect_s
@@ -189,7 +182,9 @@ class Workers:
         if left < self._least or self._failed_starts > _MOST_FAILED_STARTS or self._signal:
             sys.stderr.write(f"{why}; the job ends\n")
             return
-        sys.stderr.write(f"{why}; {left} workers start again\n")
+        sys.stderr.write(
+            f"{why}; {show_count(left, 'worker')} {'starts' if left == 1 else 'start'} again\n"
+        )
         self._count = left
         self._begin()
 
@@ -427,9 +422,9 @@ def run_workers(
     workers: int | None = None,
     least: int = 1,
     respawn: bool = False,
-    detect_s: float = 2.0,
+    detect_s: str | float = 2.0,
     checkpoint: str | Path | None = None,
-    every_s: float | None = None,
+    every_s: str | float | None = None,
     keep: int = 3,
     whole: bool = False,
     balance: bool = False,
@@ -454,6 +449,12 @@ def run_workers(
 
         fw.run_workers(["python", "train.py"], workers=4, least=2, respawn=True)
     """
+    least, keep = count(least, "run: --min"), count(keep, "run: --keep")
+    if workers is not None:
+        workers = count(workers, "run: --workers")
+    detect_s = _above_zero_s(detect_s, "--detect")
+    if every_s is not None:
+        every_s = _above_zero_s(every_s, "--every")
     keeping = Keeping(every_s=every_s, keep=keep, is_whole=whole, is_on=checkpoint is not None)
     if checkpoint is not None:
         keeping.folder = str(checkpoint)
@@ -472,6 +473,14 @@ def run_workers(
         evicts=evict_slow,
     )
     return job.run()
+
+
+def _above_zero_s(given: str | float, option: str) -> float:
+    """Read a time that is above zero: seconds, or text with a unit."""
+    time_s = seconds(given, f"run: {option}")
+    if time_s <= 0:
+        raise UsageError(f"run: expected {option} above 0 s, got {shown(given)}")
+    return time_s
 
 
 def _streams(process: subprocess.Popen[bytes]) -> tuple[tuple[IO[bytes], BinaryIO], ...]:

@@ -8,13 +8,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
 
 from fullwire.errors import UsageError
 from fullwire.units import shown
 from fullwire.workloads.layout import nearest_divisor
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 _MOST = 10**9  # of any size in a model: its products are still whole numbers of 64 bits
+
+
+def check_fields(
+    of: type[DataclassInstance], held: Mapping[str, Any], place: str, *, is_whole: bool = True
+) -> None:
+    """Refuse names that a record does not have, and a table that lacks one that it needs."""
+    needed = {each.name: each.default is MISSING for each in fields(of)}
+    for name in held:
+        if name not in needed:
+            near = get_close_matches(name, needed, n=1)
+            hint = f". The nearest is {near[0]}" if near else ""
+            raise UsageError(
+                f"{place}: expected fields among {', '.join(needed)}, got {shown(name)}{hint}"
+            )
+    lacking = [name for name, is_needed in needed.items() if is_needed and name not in held]
+    if is_whole and lacking:
+        raise UsageError(f"{place}: expected {', '.join(lacking)}, which it lacks")
 
 
 class Fields:

@@ -25,7 +25,7 @@ from fullwire.files import opened
 from fullwire.run.store import is_run
 from fullwire.units import shown
 from fullwire.workloads.architecture import Architecture, Mla, Moe
-from fullwire.workloads.architecture_fields import Fields
+from fullwire.workloads.architecture_fields import Fields, check_fields
 from fullwire.workloads.hugging_face_config import from_hugging_face
 
 if sys.version_info >= (3, 11):
@@ -136,11 +136,16 @@ def names() -> tuple[str, ...]:
 @cache
 def _built_in() -> Mapping[str, Architecture]:
     known: dict[str, Architecture] = {}
-    for name, table in _tables().items():
+    for name, (path, table) in _tables().items():
+        place = f"{path}: [{name}]"
         held = {key: value for key, value in table.items() if key not in ("aliases", "like")}
         if "like" in table:
+            if table["like"] not in known:
+                raise UsageError(f"{place}: like: expected a model above, got {table['like']!r}")
+            check_fields(Architecture, held, place, is_whole=False)
             known[name] = replace(known[table["like"]], name=name, **held)
             continue
+        check_fields(Architecture, {"name": name, "kv_heads": 0, "head_dim": 0, **held}, place)
         heads, hidden = held["heads"], held["hidden"]
         learned = held["sequence"] if held.get("positions") == "learned" else 0
         held = {
@@ -149,22 +154,23 @@ def _built_in() -> Mapping[str, Architecture]:
             "learned_positions": learned,
             **held,
         }
-        if "mla" in held:
-            held["mla"] = Mla(**held["mla"])
-        if "moe" in held:
-            held["moe"] = Moe(**held["moe"])
+        for key, of in (("mla", Mla), ("moe", Moe)):
+            if key in held:
+                check_fields(of, held[key], f"{place}: {key}")
+                held[key] = of(**held[key])
         known[name] = Architecture(name=name, **held)
     return known
 
 
 @cache
-def _tables() -> Mapping[str, dict[str, Any]]:
-    tables: dict[str, dict[str, Any]] = {}
+def _tables() -> Mapping[str, tuple[Path, dict[str, Any]]]:
+    """Return the file and the table of each built-in model."""
+    tables: dict[str, tuple[Path, dict[str, Any]]] = {}
     for path in sorted(_FOLDER.glob("*.toml")):
         document = tomllib.loads(path.read_text(encoding="utf-8"))
         defaults = document.pop("defaults", {})
         for name, table in document.items():
-            tables[name] = table if "like" in table else {**defaults, **table}
+            tables[name] = path, table if "like" in table else {**defaults, **table}
     return tables
 
 
@@ -172,7 +178,7 @@ def _tables() -> Mapping[str, dict[str, Any]]:
 def _spellings() -> Mapping[str, str]:
     pairs = (
         (name, spelling)
-        for name, table in _tables().items()
+        for name, (_, table) in _tables().items()
         for spelling in (name, *table.get("aliases", ()))
     )
     return {_folded(spelling): name for name, spelling in pairs}

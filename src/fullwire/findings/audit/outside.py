@@ -20,8 +20,9 @@ class StartUpBroadcast(Finding):
     """The bytes that start-up sent over edges."""
 
     template = (
-        "before the first iteration {usual_bytes:bytes} went over each of {count} edges: a "
-        "start-up broadcast ({edges:list}{has_more:?, ...})"
+        "before the first iteration {usual_bytes:bytes} went over "
+        "{count:one edge|each of {count} edges}: a start-up broadcast "
+        "({edges:list}{has_more:?, ...})"
     )
 
     usual_bytes: float

@@ -58,12 +58,13 @@ class EdgesAgree(Finding):
     """The bytes of an edge are those of a ring's all-reduce."""
 
     template = (
-        "{edge_bytes:bytes} per edge is 2({ranks}-1)/{ranks} of "
+        "{edge_bytes:bytes} per edge is {is_of_pair:all|2({ranks}-1)/{ranks}} of "
         f"{_SOURCE}, {{model_bytes:bytes}}, within {{error:.2%}}"
     )
 
     edge_bytes: float
     ranks: int
+    is_of_pair: bool  # Each of two ranks sends as much as it reduces: 2(2-1)/2 is 1.
     is_given: bool
     model_bytes: float
     error: float
@@ -164,9 +165,11 @@ def against_theory(pattern: Pattern, expected: Expected) -> Iterator[Finding]:
             cause = SeveralTimes(times=round(share))
         yield GradientDiffers(cause=cause, is_given=is_given, model_bytes=model)
     elif pattern.kind == "ring":
+        ranks = expected.ranks or hosts
         yield EdgesAgree(
             edge_bytes=expected.edge_bytes,
-            ranks=expected.ranks or hosts,
+            ranks=ranks,
+            is_of_pair=ranks == 2,
             is_given=is_given,
             model_bytes=model,
             error=max(abs(error), 1e-5),

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,6 +27,7 @@ from fullwire.answers.conditions import rate
 from fullwire.answers.explain import Explanation, explain
 from fullwire.answers.opening import Opened, RunLike, many, name_of_run, opened, with_line_rate
 from fullwire.answers.search import explorer
+from fullwire.answers.trials import Tuning
 from fullwire.answers.verification import verify
 from fullwire.display import shortened
 from fullwire.errors import FullwireError, UsageError
@@ -42,12 +43,9 @@ from fullwire.timeline.lanes import Drawing, drawing, lanes_of
 from fullwire.timeline.timeline import Doing
 from fullwire.timeline.transfers import is_world_told, world
 from fullwire.timeline.utilization import UsageOverTime, usage_over_time
-from fullwire.units import show_bytes, show_rate
+from fullwire.units import show_bytes, show_rate, shown
 from fullwire.version import __version__
 from fullwire.words import sentence, sentences
-
-if TYPE_CHECKING:
-    from fullwire.answers.trials import Tuning
 
 MOST_RUNS = 6
 MOST_EVENTS = 2_000  # of an elastic job
@@ -88,6 +86,8 @@ def write_page(
     check_page_path(place, replace)
     content = contents(asked, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate)
     if tuning is not None:
+        if not isinstance(tuning, Tuning):
+            raise UsageError(f"report: expected the result of tune as tuning, got {shown(tuning)}")
         content["tuning"] = _texts(tuning_object(tuning), SENTENCE_LENGTH)
     with written(place) as beside:
         beside.write_text(page(content), encoding="utf-8")
