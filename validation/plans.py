@@ -63,7 +63,9 @@ def blind(rows: Sequence[Measured], predicted_s: Floats) -> list[Judged]:
         Judged(
             row,
             float(time_s),
-            interval_factor(is_moe=row.is_moe, assumed=row.assumed),
+            interval_factor(
+                is_moe=row.is_moe, assumed=row.assumed, device_spread=row.device.spread
+            ),
             float(share),
         )
         for row, time_s, share in zip(rows, predicted_s, shares, strict=True)
@@ -110,6 +112,7 @@ def one_run_given(rows: Sequence[Measured], predicted_s: Floats, parts: Floats) 
                             is_moe=row.is_moe,
                             assumed=row.assumed,
                             calibrated_spread=float(spread),
+                            device_spread=row.device.spread,
                         ),
                         float(shares[number]) / len(numbers),
                     )

@@ -178,6 +178,8 @@ def _class(name: str, value: type) -> Iterator[str]:
 
 def _signature(name: str, function: Any) -> str:
     text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(function)))
+    # A function as a default would show its place in memory, which differs each time.
+    text = re.sub(r"<function [^ ]+ at 0x[0-9a-f]+>", "...", text)
     text = re.sub(r"\b(?:fullwire|typing|collections\.abc)\.[\w.]*?(\w+)\b", r"\1", text)
     shown = f"{name}{text}"
     if len(shown) > MOST:  # one parameter a line

@@ -36,6 +36,12 @@ std::uint64_t unwrapped(std::uint64_t near, std::uint32_t sequence, int bits = 3
     return near + static_cast<std::uint64_t>(leap);
 }
 
+// How many packets so many bytes of payload are, with so many in each.
+std::uint64_t packets_of(std::uint64_t payload, std::uint32_t packet_bytes) {
+    if (payload == packet_bytes || payload == 0 || packet_bytes == 0) return payload > 0;
+    return (payload + packet_bytes - 1) / packet_bytes;
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------------------------------------
@@ -176,7 +182,7 @@ void PacketScan::take(const Segments& segments) {
         switch (keys[segment.flow].protocol) {
             case kTcp: take_tcp(flow, segment, gloo); break;
             case kRoce: take_roce(flow, segment); break;
-            default: count(flows_[flow], segment, segment.payload, 0, 1);
+            default: count(flows_[flow], segment, segment.payload, 0, segment.payload);
         }
     }
     for (std::size_t each = 0; each < segments.directions.size(); ++each) {
@@ -191,7 +197,7 @@ void PacketScan::take_tcp(std::uint32_t number, const Segment& segment,
     if (segment.flags & kSyn) open_connection(number, segment);
     Flow& flow = flows_[number];
     if (segment.flags & kAck) acknowledge(number, segment);
-    if (segment.flags & kNoData) return count(flow, segment, 0, 0, 1);
+    if (segment.flags & kNoData) return count(flow, segment, 0, 0, 0);
     const std::uint32_t first = segment.sequence + (segment.flags & kSyn ? 1 : 0);  // SYN has one
     if (!flow.stream.has_begun()) flow.stream.begin(flow.ended = kStreamBase + first);
     Share share;
@@ -245,7 +251,7 @@ void PacketScan::acknowledge(std::uint32_t number, const Segment& segment) {
 
 void PacketScan::take_roce(std::uint32_t number, const Segment& segment) {
     Flow& flow = flows_[number];
-    if (segment.flags & kNoData) return count(flow, segment, 0, 0, 1);
+    if (segment.flags & kNoData) return count(flow, segment, 0, 0, 0);
     if (!flow.stream.has_begun()) flow.stream.begin(kStreamBase + segment.sequence);
     const std::uint64_t packet = unwrapped(flow.stream.furthest(), segment.sequence, 24);
     const Share share = flow.stream.add(packet, packet + 1, segment.time_ns);
@@ -253,7 +259,8 @@ void PacketScan::take_roce(std::uint32_t number, const Segment& segment) {
     flow.is_reliable = (segment.flags & kReliable) != 0;
     give_up_holes(number);
     flow.reordered_bytes += share.reordered * segment.payload;
-    count(flow, segment, share.fresh * segment.payload, share.again * segment.payload, 1);
+    count(flow, segment, share.fresh * segment.payload, share.again * segment.payload,
+          segment.payload);
 }
 
 void PacketScan::begin_fragments(const FlowKey& key, std::uint32_t flow, const Segment& first) {
@@ -277,14 +284,16 @@ void PacketScan::take_fragment(const FlowKey& key, const Segment& segment) {
     }
     const Fragmented& whole = fragmented_[number];
     Flow& flow = flows_[whole.flow];
-    if (keys()[whole.flow].protocol != kTcp) return count(flow, segment, segment.payload, 0, 1);
+    if (keys()[whole.flow].protocol != kTcp) {
+        return count(flow, segment, segment.payload, 0, segment.payload);
+    }
     const std::uint32_t sequence = whole.sequence + segment.sequence;
     if (!flow.stream.has_begun()) flow.stream.begin(kStreamBase + sequence);
     const std::uint64_t begin = unwrapped(flow.stream.furthest(), sequence);
     const Share share = flow.stream.add(begin, begin + segment.payload, segment.time_ns);
     give_up_holes(whole.flow);
     flow.reordered_bytes += share.reordered;
-    count(flow, segment, share.fresh, share.again, 1);
+    count(flow, segment, share.fresh, share.again, segment.payload);
 }
 
 void PacketScan::open_connection(std::uint32_t number, const Segment& segment) {
@@ -327,15 +336,16 @@ void PacketScan::end_message(std::uint32_t number, const Segment& segment, std::
     flow.ended = end;
 }
 
-// How many packets a frame was on the wire: with segmentation offload a host sees up to 64 KiB.
+// The most payload that a packet of a frame had on the wire: with segmentation offload a host sees
+// frames of up to 64 KiB, which are many packets.
 std::uint32_t PacketScan::cut_by_offload(Flow& flow, const Segment& segment) {
     const std::uint32_t payload = segment.payload;
     flow.largest_payload = std::max(flow.largest_payload, payload);
-    if (payload <= 536) return 1;
+    if (payload <= 536) return payload;
     const std::uint32_t ethernet = 1460u - segment.options;  // of an MTU of 1500, over IPv4
     std::uint32_t most = flow.segment_limit > segment.options ? flow.segment_limit - segment.options : 0;
     if (most == 0) {
-        if (payload <= ethernet) return 1;
+        if (payload <= ethernet) return payload;
         const std::uint32_t jumbo = 8960u - segment.options;
         // Whole segments are handed down: their size divides most large frames.
         if (payload % ethernet == 0) {
@@ -344,14 +354,15 @@ std::uint32_t PacketScan::cut_by_offload(Flow& flow, const Segment& segment) {
             flow.segment_guess = static_cast<std::uint16_t>(jumbo);
         }
         most = flow.segment_guess ? flow.segment_guess : payload <= jumbo ? jumbo : ethernet;
-        if (payload > most) flow.supposed_packets += (std::uint64_t{payload} + most - 1) / most;
+        if (payload > most) flow.supposed_packets += packets_of(payload, most);
     }
-    if (payload <= most) return 1;
-    return static_cast<std::uint32_t>((std::uint64_t{payload} + most - 1) / most);
+    return std::min(payload, most);
 }
 
 void PacketScan::count(Flow& flow, const Segment& segment, std::uint64_t fresh,
-                       std::uint64_t again, std::uint32_t packets) {
+                       std::uint64_t again, std::uint32_t packet_bytes) {
+    const std::uint64_t full = packets_of(segment.payload, packet_bytes);
+    const std::uint64_t packets = std::max<std::uint64_t>(full, 1);  // headers alone are one, too
     const std::uint64_t length = segment.wire_bytes;
     const std::uint64_t headers = length - std::min<std::uint64_t>(length, segment.payload);
     const std::int64_t number = segment.time_ns >> shift_;
@@ -367,7 +378,8 @@ void PacketScan::count(Flow& flow, const Segment& segment, std::uint64_t fresh,
     flow.now.payload_bytes += fresh;
     flow.now.wire_bytes += length + (packets - 1) * headers;
     flow.now.packets += packets;
-    flow.now.retransmits += again > 0;
+    // A frame of many packets may repeat the payload of only some of them.
+    flow.now.retransmits += packets_of(again, packet_bytes);
 }
 
 std::uint32_t PacketScan::flow_of(const FlowKey& key) {

@@ -104,7 +104,7 @@ class PacketScan {
     std::uint32_t cut_by_offload(Flow& flow, const Segment& segment);
     void end_message(std::uint32_t flow, const Segment& segment, std::uint64_t end);
     void count(Flow& flow, const Segment& segment, std::uint64_t fresh, std::uint64_t again,
-               std::uint32_t packets);
+               std::uint32_t packet_bytes);
     std::uint32_t flow_of(const FlowKey& key);
     void keep(Bin& bin);
     void make_room();

@@ -30,6 +30,7 @@ _BYTES_PER_SECOND = ("B/s", "Bps")
 _NANOSECOND = Fraction(1, 10**9)
 MOST_COUNTED = 100_000_000
 _MOST_NAMED = 8  # ranks, in a sentence
+_LEAST_CHANGE = 5e-5  # of a time with four digits: at most half of the last digit
 _LEAST_PLAIN = 1e-9  # a smaller number has more zeros than people count
 
 
@@ -194,6 +195,15 @@ def show_memory(size_bytes: float) -> str:
 def show_time(time_s: float) -> str:
     """Return a time with the prefix that leaves one to three digits before the point."""
     return _scaled(time_s, [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")], "s")
+
+
+def show_change(before_s: float, after_s: float) -> str:
+    """Return how much a time grew, with its sign: one below the digits of both times is 0."""
+    change_s = after_s - before_s
+    is_noise = abs(change_s) < _LEAST_CHANGE * max(abs(before_s), abs(after_s))
+    if is_noise or show_time(before_s) == show_time(after_s):
+        return "0 s"
+    return f"{'-' if change_s < 0 else '+'}{show_time(abs(change_s))}"
 
 
 def show_duration(time_s: float) -> str:

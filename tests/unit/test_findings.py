@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import string
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
@@ -138,3 +139,9 @@ def test_a_finding_is_a_frozen_dataclass_of_its_fields() -> None:
         Length(step_s=0.5)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="Length has no steps"):
         Length(step_s=0.5, is_whole_trace=False, steps=3)  # type: ignore[call-arg]
+
+
+def test_no_signature_of_the_reference_tells_a_place_in_memory() -> None:
+    found = reference.python()
+    assert re.findall(r".*\b0x[0-9a-f]{6,}.*", found) == []
+    assert re.search(r"say: Say = \.\.\.", found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +173,107 @@ def test_a_file_without_a_field_is_refused_by_name(text: str, said: str, tmp_pat
     path.write_text(text)
     with pytest.raises(UsageError, match=said):
         accelerator(path)
+
+
+WRITTEN = """[device]
+name = "x9"
+title = "x86_64, 2 threads"
+memory_bytes = 25276502016
+memory_bytes_per_s = 2343912026.7
+processors = 1
+peaks = { fp32 = 7599902257.2 }
+
+[measured]
+memory_share = 1.0
+spread = 0.687
+
+[measured.products]
+peak_share = 1.2
+tile_shares = [1.0, 0.9, 0.765, 0.612]
+ramp = 461.3
+start_us = 26.6
+memory_share = 0.8
+tail = 0.6
+cast_share = 0.4
+
+[measured.attention]
+forward = 1.06
+backward = 0.27
+wide_forward = 1.06
+wide_backward = 0.27
+forward_ns = 0.0
+backward_ns = 0.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("memory_bytes", "0", r"\[device\]: memory_bytes: expected a whole number from 1 "),
+        ("memory_bytes", "-5", r"\[device\]: memory_bytes: "),
+        ("memory_bytes_per_s", "0", r"\[device\]: memory_bytes_per_s: expected a number from 1 "),
+        ("memory_bytes_per_s", "nan", r"memory_bytes_per_s: .*, got nan"),
+        ("memory_bytes_per_s", '"1"', r"memory_bytes_per_s: .*, got '1'"),
+        ("processors", "0", "processors: expected a whole number"),
+        ("processors", "1.5", "processors: expected a whole number"),
+        ("processors", "true", "processors: expected a whole number"),
+        ("name", "5", "name: expected a line of text, got 5"),
+        ("title", r'"a\nb"', "title: expected a line of text"),
+        ("peaks", "{ fp32 = -1.0 }", r"\[device\]: peaks: fp32: expected a number"),
+        ("peaks", "{ fp32 = 0 }", "peaks: fp32: expected a number"),
+        ("peaks", "{ fp23 = 1e12 }", "peaks: fp23: no such field, is fp32 meant"),
+        ("peaks", "{ }", "peaks: expected one of fp4, .*, fp32, got none"),
+        ("peaks", "5", "peaks: expected a table of fields, got 5"),
+        ("spread", "-1", r"\[measured\]: spread: expected a number from 0 to 10, got -1"),
+        ("spread", "inf", "spread: expected a number from 0 to 10, got inf"),
+        ("peak_share", "0", r"\[measured.products\]: peak_share: "),
+        ("peak_share", "-1", "peak_share: "),
+        ("tile_shares", "[]", "tile_shares: expected a list of 4 numbers"),
+        ("tile_shares", "[0, 0, 0, 0]", "tile_shares: expected a number"),
+        ("ramp", "-1000", "ramp: "),
+        ("start_us", "-1e5", "start_us: "),
+        ("tail", "-1", "tail: "),
+        ("forward", "0", r"\[measured.attention\]: forward: "),
+        ("forward_ns", "-5e6", "forward_ns: "),
+        ("processors", "1\ncolour = 1", r"\[device\]: colour: no such field, expected name, "),
+    ],
+)
+def test_a_file_with_a_field_that_no_device_has_is_refused_by_name(
+    field: str, value: str, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x9.toml"
+    path.write_text(WRITTEN)
+    assert accelerator(path).spread == 0.687
+    wrong, count = re.subn(rf"(?m)^{field} = .*$", lambda _: f"{field} = {value}", WRITTEN, count=1)
+    assert count == 1
+    path.write_text(wrong)
+    with pytest.raises(UsageError, match=rf"x9.toml: .*{said}"):
+        accelerator(path)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("memory_tb_per_s = 0.9\n", "memory_tb_per_s = nan\n", "v100: memory_tb_per_s: "),
+        ("fp32 = 15.7", "fp32 = -1", "v100: peaks: fp32: expected a number"),
+        ("more_spread = 0.15\n", "mor_spread = 0.15\n", "is more_spread meant"),
+        ("ramp = 171.6", "ramp = -1", r"\[\[measured\]\] a100: bf16: ramp: expected"),
+        ("forward_ns = 28", "forward_ns = '28'", "a100: attention: forward_ns: expected"),
+        ("{ of_memory_gb = 40, memory_tb_per_s = 1.555 }", "{ power_w = 0 }", "forms: power_w"),
+    ],
+)
+def test_the_built_in_table_is_checked_as_files_are(
+    right: str, wrong: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "accelerators.toml"
+    whole = Path(accelerators.__file__).with_suffix(".toml").read_text()
+    assert right in whole
+    table.write_text(whole.replace(right, wrong, 1))
+    monkeypatch.setattr(accelerators, "_TABLE", table)
+    accelerators._document.cache_clear()
+    with pytest.raises(UsageError, match=said):
+        accelerator("h100")
+    accelerators._document.cache_clear()
 
 
 def test_a_device_that_nobody_measured_has_a_wider_spread() -> None:

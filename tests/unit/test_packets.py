@@ -425,6 +425,22 @@ def test_without_an_opening_the_size_is_supposed_and_that_is_said(
     assert run.facts.supposed_packets == (packets if packets > 1 else 0)
 
 
+@pytest.mark.parametrize(
+    ("begin", "payload_bytes", "again"),
+    [(1, 10 * 1448, 10), (1, 1448, 1), (17 * 1448 + 1, 20_000, 3)],
+)
+def test_a_large_frame_that_passes_again_counts_each_packet_that_it_repeats(
+    capture: Path, begin: int, payload_bytes: int, again: int
+) -> None:
+    frames = [
+        (1, p.segment(1, 10 * 1448, options=STAMPS)),
+        (2, p.segment(10 * 1448 + 1, 10 * 1448, options=STAMPS)),
+        (3, p.segment(begin, payload_bytes, options=STAMPS)),
+    ]
+    run = read_bytes(capture, p.pcap(frames, snap=96))
+    assert int(run.flows.retransmits.sum()) == again
+
+
 def test_a_flow_captured_at_both_ends_counts_once_where_more_was_seen(tmp_path: Path) -> None:
     whole = a_stream((1, 100), (101, 100), (201, 100))
     (tmp_path / "a.pcap").write_bytes(p.pcap(whole))

@@ -36,6 +36,7 @@ from fullwire.report.plans import in_words, plan_data, plot_plans, print_plan
 from fullwire.run.run import Collectives
 from fullwire.simulation.plan_space import Space, every_plan
 from fullwire.words import sentence
+from fullwire.workloads.accelerators import accelerator
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import divisors
 from fullwire.workloads.stage_memory import GIB, layers_of_stages, stage_layers
@@ -329,6 +330,25 @@ def test_the_cheapest_plans_are_those_of_all_parts_of_the_cluster(
     )
     other = next(place for place, one in enumerate(result.plans) if one.devices != 8 * nodes)
     assert result.run(other).facts.workers == result.plans[other].devices
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("h800", "its nearest family stands for it"),
+        ("mine", "nor of a family like it: what all measured families have in common"),
+        ("rtx-4090", "nor of a family like it: what all measured families have in common"),
+    ],
+)
+def test_a_device_that_nobody_measured_tells_what_stands_for_it(family: str, said: str) -> None:
+    def asked(spread: float) -> PlanAnswer:
+        device = replace(accelerator("h100"), family=family, spread=spread)
+        return fw.plan("llama3-70b", **{**ASKED, "device": device})
+
+    narrow, wide = asked(0.05), asked(0.6)
+    assert any(said in sentence(one) for one in narrow.assumed)
+    assert narrow.best.step_s == wide.best.step_s
+    assert wide.best.interval.high_s > 2 * narrow.best.interval.high_s
 
 
 def test_measured_steps_calibrate(tmp_path: Path) -> None:

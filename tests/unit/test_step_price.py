@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from fullwire.simulation.habits import (
 from fullwire.simulation.plan_columns import plans_of
 from fullwire.simulation.priced import Priced
 from fullwire.simulation.step_price import Job, price
-from fullwire.workloads.accelerators import accelerator
+from fullwire.workloads.accelerators import accelerator, accelerator_names
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.architecture_files import architecture
 from fullwire.workloads.layout import Layout, Precision
@@ -456,6 +457,26 @@ def test_what_is_assumed_widens_the_interval_and_a_run_narrows_it() -> None:
     assert interval_factor(is_moe=False, assumed=["recomputation"]) > usual
     assert interval_factor(is_moe=False, calibrated_spread=0.08) < usual
     assert usual < interval_factor(is_moe=True)
+
+
+def test_the_spread_of_a_device_that_nobody_measured_widens_the_interval() -> None:
+    def factor(spread: float, **known: float) -> float:
+        return interval_factor(is_moe=False, assumed=["device"], device_spread=spread, **known)
+
+    assert factor(0.0) == interval_factor(is_moe=False, assumed=["device"])
+    assert factor(0.05) < factor(0.3) < factor(0.687)
+    assert factor(0.687) > math.exp(1.64 * 0.687)
+    # A measured step answers most of it. Runs on a measured family told its spread already.
+    assert factor(0.687, calibrated_spread=0.08) < factor(0.687)
+    assert interval_factor(is_moe=False, device_spread=0.3) == interval_factor(is_moe=False)
+
+
+def test_only_families_of_amd_take_what_its_libraries_cost() -> None:
+    amd = {name for name in accelerator_names() if accelerator(name).title.startswith("AMD")}
+    plain = habits_of("a family that nobody measured", "bf16").gemm
+    names = (*accelerator_names(), "mine")  # as a device file may be called
+    slower = {name for name in names if habits_of(name, "bf16").gemm > 1.4 * plain}
+    assert slower == amd
 
 
 def test_a_late_host_hides_the_device() -> None:

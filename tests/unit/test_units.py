@@ -18,6 +18,7 @@ from fullwire.units import (
     ratio,
     seconds,
     show_bytes,
+    show_change,
     show_duration,
     show_mean_count,
     show_memory,
@@ -321,3 +322,20 @@ def test_many_days_are_no_power_of_ten() -> None:
     assert show_duration(7167.4 * 86400) == "7,170 days"
     assert show_duration(1.82e6 * 86400) == "1,820,000 days"
     assert show_duration(999 * 86400) == "999 days"
+
+
+@pytest.mark.parametrize(
+    ("before_s", "after_s", "expected"),
+    [
+        (0.05451, 0.05451 + 7.143e-11, "0 s"),
+        (0.054515 - 1e-12, 0.054515 + 1e-12, "0 s"),  # they print unlike, and differ by noise
+        (0.05451, 0.054514, "0 s"),
+        (0.05769, 0.09026, "+32.57 ms"),
+        (0.09026, 0.05769, "-32.57 ms"),
+        (0.0, 7e-11, "+7e-11 s"),  # nothing became something
+    ],
+)
+def test_a_change_below_the_printed_digits_is_zero(
+    before_s: float, after_s: float, expected: str
+) -> None:
+    assert show_change(before_s, after_s) == expected

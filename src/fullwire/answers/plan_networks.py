@@ -33,6 +33,7 @@ from fullwire.findings.plans import (
     LessToExperts,
     MemoryOfAnother,
     NearestFamily,
+    NoNearFamily,
     NotInRecording,
     OtherNodes,
     ProcessorsNotTold,
@@ -44,7 +45,7 @@ from fullwire.findings.plans import (
     UsualShareOfLinks,
 )
 from fullwire.simulation.goodput import CHECKPOINT_BYTES, PUBLISHED_DEVICE_HOURS
-from fullwire.simulation.habits import habits_of
+from fullwire.simulation.habits import habits_of, has_near_family
 from fullwire.simulation.recorded_plan import SPLITTING_S, Recorded
 from fullwire.units import count, ratio, seconds, shown
 from fullwire.workloads.accelerators import Accelerator, accelerator
@@ -137,7 +138,8 @@ def assumptions(searched: Searched) -> Iterator[Finding]:
     device = question.device
     yield from question.notes
     if question.assumed:
-        yield NearestFamily(device=device.title)
+        is_near = has_near_family(device.family)
+        yield (NearestFamily if is_near else NoNearFamily)(device=device.title)
     if device.other_memory_gb is not None:
         yield MemoryOfAnother(
             device=device.title,

@@ -385,6 +385,7 @@ def _interval_factor(searched: Searched, row: int) -> float:
         is_moe=question.model.moe is not None,
         assumed=question.assumed,
         calibrated_spread=spread,
+        device_spread=question.device.spread,
     )
 
 

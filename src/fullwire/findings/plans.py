@@ -14,6 +14,18 @@ class NearestFamily(Finding):
     device: str
 
 
+class NoNearFamily(Finding):
+    """No measured run of the device is known, and none of a family like it."""
+
+    template = (
+        "no measured run of {device}, nor of a family like it: what all measured families have in "
+        "common stands for it"
+    )
+    is_assumption = True
+
+    device: str
+
+
 class MemoryOfAnother(Finding):
     """The name of the device states memory that no such device has."""
 

@@ -37,7 +37,7 @@ from fullwire.report.terminal import (
 )
 from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.account import Part
-from fullwire.units import listed, show_bytes, show_rate, show_time, visible
+from fullwire.units import listed, show_bytes, show_change, show_rate, show_time, visible
 from fullwire.words import lines_to_paste, sentence, sentences, setting
 
 if TYPE_CHECKING:
@@ -416,7 +416,7 @@ def _changed_rows(parts: Changed) -> list[list[str]]:
     labels, rows = part_labels(), []
     for part, before_s in parts.before.items():
         after_s = parts.after[part]
-        change = f"{'-' if after_s < before_s else '+'}{show_time(abs(after_s - before_s))}"
+        change = show_change(before_s, after_s)
         if before_s > 0 or after_s > 0:
             rows.append([labels[part], show_time(before_s), show_time(after_s), change])
     return rows

@@ -291,16 +291,23 @@ def assumed_variance(assumed: Iterable[str]) -> float:
 
 
 def interval_factor(
-    *, is_moe: bool, assumed: Iterable[str] = (), calibrated_spread: float | None = None
+    *,
+    is_moe: bool,
+    assumed: Iterable[str] = (),
+    calibrated_spread: float | None = None,
+    device_spread: float = 0.0,
 ) -> float:
     """Return the factor from a predicted time to the upper end of its 90 % interval.
 
     A measured run of the same source answers most of what is assumed; `calibrated_spread` is what
-    it leaves.
+    it leaves. On a device that is assumed, operations are off by `device_spread`. On others the
+    runs that the spread is of hold that.
     """
     own = _SPREAD[is_moe] if calibrated_spread is None else calibrated_spread
     share = 1.0 if calibrated_spread is None else 0.3
-    terms = [share * _ASSUMED.get(gap, 0.02) for gap in set(assumed)]
+    gaps = set(assumed)
+    terms = [share * _ASSUMED.get(gap, 0.02) for gap in gaps]
+    terms += [share * device_spread] * ("device" in gaps)
     return math.exp(NORMAL_90 * math.hypot(own, *terms))
 
 
@@ -317,6 +324,12 @@ MEASURED_FAMILIES = ("a100", "h100", "b200", "gb200", "b300", "gb300")
 _FLASH_2 = 1.7
 # AMD's libraries reach about half of the peak where NVIDIA's reach 0.79 (MI300X, bf16).
 _AMD = 0.4
+_AMD_FAMILIES = ("mi250", "mi250x", "mi300a", "mi300x", "mi325x", "mi350x", "mi355x")
+
+
+def has_near_family(family: str) -> bool:
+    """Return whether constants of a measured family stand for a family in `habits_of`."""
+    return family in _LIKE
 
 
 def habits_of(
@@ -336,7 +349,7 @@ def habits_of(
 
     usual = Habits()
     is_fsdp, is_deepspeed = framework == "fsdp", framework == "deepspeed"
-    of_maker = math.exp(_AMD) if family.startswith("mi") else 1.0
+    of_maker = math.exp(_AMD) if family in _AMD_FAMILIES else 1.0
     has_flash_2 = family == "l40s" or (like == "h100" and framework != "megatron")
     # "gathering deepspeed" holds the slowdown of its gathers, too.
     slowdown = 1.0 if is_deepspeed else factor("slowdown")

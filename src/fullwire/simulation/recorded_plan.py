@@ -215,8 +215,9 @@ class Recorded:
         terms = [_ON_PROCESSORS if self.is_on_processors else _SPREAD]
         terms += [_UNSEEN * math.sqrt(messages), _OPEN_PROCESSORS * ("devices" in unseen)]
         if self.recorded_on is not None:
-            is_measured = self.device.family in MEASURED_FAMILIES
-            terms += [_OTHER_DEVICE] if is_measured else [_OTHER_DEVICE, _NOBODY_MEASURED]
+            terms.append(_OTHER_DEVICE)
+            if self.device.family not in MEASURED_FAMILIES:
+                terms += [_NOBODY_MEASURED, self.device.spread]
         return math.exp(NORMAL_90 * math.hypot(*terms))
 
     def crowded(self, priced: Priced, ranks: Ints) -> Floats:

@@ -5,7 +5,7 @@ which each is ready, and the times of forward, backward and optimizer. Sizes, na
 facts about the models of torchvision and Hugging Face. The times are modelled. A gradient has 4
 bytes per element on every device, also where autocast computes in 16 bits. A batch other than the
 usual one is part of the name: "resnet50@v100:64". Each file of `models/` is a network, or a family
-of them. `memory.py` counts the device memory that a step needs.
+of them. `devices.py` counts the device memory that a step needs.
 
 A layer's pass takes as long as the slower of its arithmetic and its memory traffic (a roofline).
 Both are counted from its shapes, each at one share of the device's peak. Convolutions and linear

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -32,19 +33,59 @@ MOST_BYTES = 64 * 1024
 # A device of 80 GB has 79.6 to 80 GiB: makers count its chips in binary units, and keep a little.
 _GIB_OF_GB = 0.993 * 2**30
 _TABLE = Path(__file__).parent / "accelerators.toml"
-_ENTRY = (  # what each [[device]] of the table states
-    "name",
-    "title",
-    "memory_gb",
-    "memories_gb",
-    "memory_tb_per_s",
-    "processors",
-    "power_w",
-    "peaks",
-)
-_FILE: Mapping[str, tuple[str, ...]] = {  # what the tables of a measured device's file state
-    "device": ("name", "title", "memory_bytes", "memory_bytes_per_s", "processors", "peaks"),
-    "measured": ("memory_share", "spread", "products", "attention"),
+TYPES = ("fp4", "fp8", "bf16", "fp16", "fp32")  # the narrowest first
+_TILE_SHARES = 4  # the classes of tiles, see operations.py
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """What a field may hold: beyond, it is no device, and its times may not be numbers."""
+
+    least: float
+    most: float
+    is_whole: bool = False
+
+    def check(self, value: object, place: str) -> None:
+        """Refuse what is no number between both; `nan` is none."""
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_within = is_number and self.least <= cast(float, value) <= self.most
+        if not is_within or (self.is_whole and cast(float, value) % 1):
+            kind = "a whole number" if self.is_whole else "a number"
+            raise UsageError(
+                f"{place}: expected {kind} from {self.least:g} to {self.most:g}, got {shown(value)}"
+            )
+
+
+_SHARE, _PROCESSORS = _Bounds(1e-6, 1), _Bounds(1, 1e6, is_whole=True)
+_SPREAD = _Bounds(0, 10)
+# What [device] of a file states, with FLOP/s and bytes a second, and [[device]] of the table.
+_DEVICE = {
+    "memory_bytes": _Bounds(1, 1e15, is_whole=True),
+    "memory_bytes_per_s": _Bounds(1, 1e18),
+    "processors": _PROCESSORS,
+}
+_ENTRY = {
+    "memory_gb": _Bounds(1, 1e6),
+    "memory_tb_per_s": _Bounds(1e-6, 1e6),
+    "processors": _PROCESSORS,
+    "power_w": _Bounds(1, 1e6),
+}
+_PEAK_FLOPS_PER_S, _PEAK_TFLOPS_PER_S = _Bounds(1, 1e21), _Bounds(1e-6, 1e9)
+_MORE = {"more_spread": _SPREAD, "more_clock": _Bounds(0.1, 10)}  # that an entry may state
+_MEASURED = {"memory_share": _SHARE, "spread": _SPREAD}
+_PRODUCTS = {
+    # A device may be somewhat quicker than the shape that told its peak.
+    "peak_share": _Bounds(1e-6, 1.5),
+    "ramp": _Bounds(0, 1e6),
+    "start_us": _Bounds(0, 1e9),
+    "memory_share": _SHARE,
+    "tail": _Bounds(0, 1),
+    "cast_share": _SHARE,
+}
+_ATTENTION = {
+    # Twice the peak is usual, as keys that a mask hides are counted.
+    **dict.fromkeys(("forward", "backward", "wide_forward", "wide_backward"), _Bounds(1e-6, 10)),
+    **dict.fromkeys(("forward_ns", "backward_ns"), _Bounds(0, 1e9)),
 }
 
 
@@ -108,12 +149,11 @@ class Accelerator:
         """Return the type in which matrix products of a plan's precision run."""
         peaks = dict(self.peaks)
         wanted = {"mxfp8": "fp8", "nvfp4": "fp4"}.get(precision, precision)
-        order = ("fp4", "fp8", "bf16", "fp16", "fp32")
-        if wanted not in order:
-            raise UsageError(f"precision: expected one of {', '.join(order)}, got {precision!r}")
+        if wanted not in TYPES:
+            raise UsageError(f"precision: expected one of {', '.join(TYPES)}, got {precision!r}")
         if wanted == "fp16" and "bf16" in peaks and "fp16" not in peaks:
             return "bf16"
-        for kind in order[order.index(wanted) :]:
+        for kind in TYPES[TYPES.index(wanted) :]:
             if kind in peaks:
                 return kind
         raise UsageError(f"device {self.name}: expected {' or '.join(peaks)}, got {precision!r}")
@@ -240,15 +280,16 @@ def _made(device: Mapping[str, Any]) -> Accelerator:
 @cache
 def _document() -> Mapping[str, Mapping[str, Any]]:
     document = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+    for number, fit in enumerate(document["measured"], 1):
+        _check_fit(fit, number)
     measured = {fit["family"]: fit for fit in document["measured"]}
     for number, device in enumerate(document["device"], 1):
-        place = f"{_TABLE}: [[device]] {device.get('name', f'number {number}')}"
-        _check_states(device, _ENTRY, place)
+        _check_entry(device, number)
         fit = device.get("like", device["name"])
         if fit not in measured:
             raise UsageError(
-                f"{place}: expected like = one of {', '.join(measured)}, or [[measured]] with "
-                f"family = {shown(fit)}"
+                f"{_TABLE}: [[device]] {device['name']}: expected like = one of "
+                f"{', '.join(measured)}, or [[measured]] with family = {shown(fit)}"
             )
     return {
         "measured": measured,
@@ -256,24 +297,99 @@ def _document() -> Mapping[str, Mapping[str, Any]]:
     }
 
 
-def _check_states(table: Mapping[str, Any], names: Sequence[str], place: str) -> None:
+def _check_states(table: Mapping[str, Any], names: Iterable[str], place: str) -> None:
     """Refuse a table that lacks fields, and name all of them."""
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{place}: expected a table of fields, got {shown(table)}")
     missing = [name for name in names if name not in table]
     if missing:
         raise UsageError(f"{place}: these fields are missing: {', '.join(missing)}")
 
 
-def _needed(kind: type[Products | Attention]) -> list[str]:
-    return [field.name for field in fields(kind) if field.default is MISSING]
+def _check_fields(
+    table: Mapping[str, Any],
+    numbers: Mapping[str, _Bounds],
+    place: str,
+    *,
+    texts: Sequence[str] = (),
+    others: Sequence[str] = (),
+    optional: Sequence[str] = (),
+) -> None:
+    """Refuse a table that lacks a field, holds an unknown one, or a number that cannot be."""
+    known = (*texts, *numbers, *others)
+    _check_states(table, [name for name in known if name not in optional], place)
+    for name, value in table.items():
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            meant = f"is {near[0]} meant?" if near else f"expected {', '.join(known)}"
+            raise UsageError(f"{place}: {shown(name)[1:-1]}: no such field, {meant}")
+        if name in numbers:
+            numbers[name].check(value, f"{place}: {name}")
+        elif name in texts and not _is_line(value):
+            raise UsageError(f"{place}: {name}: expected a line of text, got {shown(value)}")
+
+
+def _is_line(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable() and bool(value.strip())
+
+
+def _check_peaks(peaks: Mapping[str, Any], bounds: _Bounds, place: str) -> None:
+    _check_fields(peaks, dict.fromkeys(TYPES, bounds), place, optional=TYPES)
+    if not peaks:
+        raise UsageError(f"{place}: expected one of {', '.join(TYPES)}, got none")
+
+
+def _check_products(fit: Mapping[str, Any], place: str) -> None:
+    _check_fields(fit, _PRODUCTS, place, others=("tile_shares",), optional=("cast_share",))
+    shares = fit["tile_shares"]
+    if not isinstance(shares, list) or len(shares) != _TILE_SHARES:
+        raise UsageError(
+            f"{place}: tile_shares: expected a list of {_TILE_SHARES} numbers, got {shown(shares)}"
+        )
+    for share in shares:
+        _SHARE.check(share, f"{place}: tile_shares")
 
 
 def _check_file(held: Mapping[str, Any], path: Path) -> None:
-    """Refuse a measured device's file that lacks a table or fields of it."""
-    _check_states(held, tuple(_FILE), str(path))
-    for name, states in _FILE.items():
-        _check_states(held[name], states, f"{path}: [{name}]")
-    for name, kind in (("products", Products), ("attention", Attention)):
-        _check_states(held["measured"][name], _needed(kind), f"{path}: [measured.{name}]")
+    """Refuse a measured device's file with a field that is missing, unknown or cannot be."""
+    _check_fields(held, {}, str(path), others=("device", "measured"))
+    place = f"{path}: [device]"
+    _check_fields(held["device"], _DEVICE, place, texts=("name", "title"), others=("peaks",))
+    _check_peaks(held["device"]["peaks"], _PEAK_FLOPS_PER_S, f"{place}: peaks")
+    fit, place = held["measured"], f"{path}: [measured"
+    _check_fields(fit, _MEASURED, f"{place}]", others=("products", "attention"))
+    _check_products(fit["products"], f"{place}.products]")
+    _check_fields(fit["attention"], _ATTENTION, f"{place}.attention]")
+
+
+def _check_fit(fit: Mapping[str, Any], number: int) -> None:
+    """Refuse a [[measured]] of the built-in table as a file is refused."""
+    place = f"{_TABLE}: [[measured]] {fit.get('family', f'number {number}')}"
+    others = ("bf16", "fp8", "attention")
+    _check_fields(fit, _MEASURED, place, texts=("family",), others=others, optional=("fp8",))
+    for kind in ("bf16", "fp8"):
+        if kind in fit:
+            _check_products(fit[kind], f"{place}: {kind}")
+    _check_fields(fit["attention"], _ATTENTION, f"{place}: attention")
+
+
+def _check_entry(device: Mapping[str, Any], number: int) -> None:
+    """Refuse a [[device]] of the built-in table as a file is refused."""
+    place = f"{_TABLE}: [[device]] {device.get('name', f'number {number}')}"
+    may = ("like", "aliases", "forms", "host_memories_gb", "slices")
+    _check_fields(
+        device,
+        {**_ENTRY, **_MORE},
+        place,
+        texts=("name", "title"),
+        others=("memories_gb", "peaks", *may),
+        optional=(*may, *_MORE),
+    )
+    _check_peaks(device["peaks"], _PEAK_TFLOPS_PER_S, f"{place}: peaks")
+    by = ("pattern", "of_memory_gb")
+    stated = {**_ENTRY, "peak_share": _SHARE}
+    for form in device.get("forms", ()):
+        _check_fields(form, stated, f"{place}: forms", others=by, optional=(*by, *stated))
 
 
 # Before and behind the name of a family. It is a word, so `lab-200g` holds no B200. It may follow a
@@ -333,7 +449,7 @@ def _from_file(path: Path) -> Accelerator:
             spread=float(fit["spread"]),
             is_measured=True,
         )
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no text, or no TOML
         raise UsageError(
             f"{path}: expected a device as `fullwire bench device` writes it: {error!r}"
         ) from None
