@@ -137,6 +137,33 @@ def test_a_batch_is_the_same_job_with_faster_or_slower_workers(jobs: tuple[Run, 
     assert table["step_s"] == pytest.approx(plain["step_s"])
 
 
+def test_all_wait_for_the_worker_with_the_most_samples_of_an_uneven_batch(
+    jobs: tuple[Run, Run],
+) -> None:
+    large = dataclasses.replace(jobs[1], spans=Spans.empty())
+    asked: dict[str, Any] = {"target": GOAL, "curve": large, "bandwidth": "10Gbps"}
+    table = fw.whatif(jobs[0], workers=8, global_batch=[4, 64, 65, 71, 72], **asked)
+    step_s = table["step_s"].tolist()
+    assert step_s[2:4] == [step_s[4]] * 2
+    assert step_s[1] < step_s[4]
+    ends = table.columns()["time_to_target_high_s"] / table.columns()["time_to_target_s"]
+    assert ends[2] == pytest.approx(ends[4], rel=0.02)
+    assert table.to_target is not None
+    told = " ".join(map(sentence, table.to_target.notes))
+    assert "In 2 settings the workers cannot share the batch equally" in told
+    even = fw.whatif(jobs[0], workers=8, global_batch=[64, 72], **asked)
+    assert even.to_target is not None
+    assert "equally" not in " ".join(map(sentence, even.to_target.notes))
+
+
+def test_an_uneven_batch_as_recorded_has_the_step_that_was_recorded(jobs: tuple[Run, Run]) -> None:
+    asked: dict[str, Any] = {"target": GOAL, "critical_batch": CRITICAL, "recorded_batch": 33}
+    kept = fw.whatif(jobs[0], **asked)
+    same = fw.whatif(jobs[0], workers=2, global_batch=33, **asked)
+    assert same["step_s"] == pytest.approx(kept["step_s"])
+    assert same.columns()["batch"].tolist() == kept.columns()["batch"].tolist() == [33]
+
+
 def test_runs_at_two_batches_show_what_computing_costs_anyway(jobs: tuple[Run, Run]) -> None:
     """Both runs compute equally long, with 16 and with 64 samples: so does any other batch."""
     small, large = jobs
@@ -405,6 +432,16 @@ def test_the_front_holds_what_nothing_beats(jobs: tuple[Run, Run]) -> None:
     for row in set(range(len(table))) - set(front):
         sooner, cheaper = found.time_s[front], found.device_hours[front]
         assert ((sooner <= found.time_s[row]) & (cheaper <= found.device_hours[row])).any()
+
+
+def test_settings_that_are_equal_are_on_the_front_together(jobs: tuple[Run, Run]) -> None:
+    """The links of a single worker send nothing, so their rate changes nothing."""
+    asked: dict[str, Any] = {"workers": 1, "bandwidth": "1Gbps,10Gbps,100Gbps"}
+    table = fw.whatif(jobs[0], target=GOAL, curve=jobs[1], global_batch=[64, 256], **asked)
+    found = table.to_target
+    assert found is not None
+    [batch] = set(found.batch[found.front()].tolist())
+    assert found.front() == np.flatnonzero(found.batch == batch).tolist()
 
 
 def test_the_answer_is_a_sentence_a_table_and_a_picture(
@@ -691,6 +728,8 @@ def test_the_name_of_a_metric_may_have_spaces() -> None:
         (0.5 + np.arange(1, 301) ** -1.0, GOAL, "may flatten at 0.5"),
         (np.linspace(2, 1, 100), "acuracy>=0.5", "expected the metric 'acuracy', it has loss"),
         (np.linspace(2, 1, 100), "loss=0.3", "expected a metric and its value, like loss<=0.3"),
+        (np.linspace(2, 1, 100), "loss<=1e999", "expected a metric and a finite value"),
+        (np.linspace(2, 1, 100), "acc>=1e999", "expected a metric and a finite value"),
     ],
 )
 def test_a_curve_that_cannot_answer_is_refused(values: Any, goal: str, said: str) -> None:
@@ -1341,6 +1380,23 @@ def test_a_codec_whose_steps_nobody_measured_is_never_the_best(jobs: tuple[Run, 
     assert "powersgd:rank=2" in sentence(soonest)
     with pytest.raises(UsageError, match="powersgd:rank=1: it has no time to the target"):
         with_codecs(jobs, "powersgd:rank=1")
+
+
+def test_a_codec_costs_a_single_worker_no_steps(jobs: tuple[Run, Run]) -> None:
+    codecs = "none,onebit,powersgd:rank=2,topk:density=0.05"
+    table = with_codecs(jobs, codecs, workers="1,4", local_steps="1,20", global_batch=64)
+    columns = table.columns()
+    is_alone = columns["workers"] == 1
+    for name in ("steps", "time_to_target_s", "time_to_target_low_s", "time_to_target_high_s"):
+        assert len(set(columns[name][is_alone].tolist())) == 1, name
+    is_plain = (columns["compression"] == 1) & (columns["local_steps"] == 1)
+    [plain] = columns["steps"][is_plain & ~is_alone]
+    is_onebit = (columns["codec"] == "onebit") & (columns["local_steps"] == 1)
+    assert columns["steps"][is_onebit & ~is_alone].tolist() == pytest.approx([1.19 * plain])
+    alone = with_codecs(jobs, codecs, workers=1)
+    assert alone.to_target is not None
+    assert np.isfinite(alone.to_target.time_s).all()
+    assert not any("steps" in sentence(note) for note in alone.to_target.notes)
 
 
 def test_settings_that_have_no_time_for_several_reasons_are_refused_with_all(

@@ -273,7 +273,8 @@ class OwnWork:
 
     run: str
     passes: float  # of a recorded step
-    samples: float  # of a pass
+    samples: float  # of a pass, as a mean over the workers
+    most: float  # samples of a pass of the worker that has the most, for which others wait
     time_s: float  # T1 of a pass
 
     @classmethod
@@ -284,12 +285,15 @@ class OwnWork:
         if (changed := _changed_batch(run)) is not None:
             numbers, length_ns, _ = shared_steps(run)
             batch *= float(changed[kinds_of(run).usual(numbers, length_ns)].mean())
+        samples = batch / (run.facts.workers or 1)
         step = plain_subject(name, run).step  # refuses a run that lost its tables
         alone = alone_by_account(run)
         return cls(
             run=name,
             passes=passes,
-            samples=batch / _passes(run),
+            samples=samples / passes,
+            # A batch that changes is a mean over steps, and its fraction is no part of a sample.
+            most=(math.ceil(samples) if changed is None else samples) / passes,
             time_s=(step.alone_ns * 1e-9 if alone is None else alone.time_s) / passes,
         )
 

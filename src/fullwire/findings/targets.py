@@ -234,6 +234,18 @@ class BatchBelowWorkers(Finding):
     count: int
 
 
+class BatchIsUneven(Finding):
+    """Some settings have a batch that their workers cannot share equally."""
+
+    is_assumption = True
+    template = (
+        "In {count:,} {count:setting|settings} the workers cannot share the batch equally. All "
+        "wait for a worker that has one sample more than others."
+    )
+
+    count: int
+
+
 class LocalStepsBeyondTheCurve(Finding):
     """Workers that average seldom need a loss that the curve does not show."""
 
