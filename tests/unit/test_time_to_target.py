@@ -29,9 +29,15 @@ from fullwire.convergence.curves import Reach, curve_of, read_goal
 from fullwire.convergence.reaching import has_reached, reach
 from fullwire.errors import UsageError
 from fullwire.findings.predictions import FragmentsLeftOut, FragmentsTakenAlike
-from fullwire.findings.targets import CriticalFromNoise, CriticalFromRuns, StepLengthUnsure
+from fullwire.findings.targets import (
+    CriticalContradictsRuns,
+    CriticalFromNoise,
+    CriticalFromRuns,
+    StepLengthUnsure,
+)
 from fullwire.report.as_data import whatif_object, write_whatif_csv
 from fullwire.report.charts import plot_whatif
+from fullwire.report.explanation import print_explanation
 from fullwire.report.terminal import print_whatif
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import Gap
@@ -829,6 +835,28 @@ def test_a_batch_that_contradicts_a_built_in_workload_is_told(jobs: tuple[Run, R
     assert "to be 640, as --recorded-batch says. The run itself has 64." in told[1]
 
 
+@pytest.mark.parametrize(
+    ("given", "is_told"), [(CRITICAL, False), (150, False), (5000, True), (10, True)]
+)
+def test_a_critical_batch_that_the_recorded_curves_contradict_is_told(
+    jobs: tuple[Run, Run], given: float, is_told: bool
+) -> None:
+    asked: dict[str, Any] = {"target": GOAL, "workers": 2, "global_batch": [32, 128]}
+    table = fw.whatif(jobs[0], curve=jobs[1], critical_batch=given, **asked)
+    assert table.to_target is not None
+    own, *_ = fw.whatif(jobs[0], curve=jobs[1], **asked).all_notes
+    told = [each for each in table.to_target.notes if isinstance(each, CriticalContradictsRuns)]
+    assert len(told) == is_told
+    for each in told:
+        assert isinstance(own, CriticalFromRuns)
+        assert (each.given, each.batch) == (given, own.batch)
+        assert each.is_assumption  # the first screen shows it
+        assert f"contradict --critical-batch {given:,}" in sentence(each)
+    one = fw.whatif(jobs[0], target=GOAL, critical_batch=given)
+    assert one.to_target is not None
+    assert not any(isinstance(each, CriticalContradictsRuns) for each in one.to_target.notes)
+
+
 def test_a_critical_batch_without_an_upper_end_is_told_as_the_least(jobs: tuple[Run, Run]) -> None:
     small, large = (
         dataclasses.replace(job, metrics=falling(4000 / batch, scatter=0))
@@ -1072,6 +1100,16 @@ def test_explain_says_what_the_batch_loses() -> None:
     assert told.startswith(("24%", "25%", "26%"))
     short = a_job(32, noise=some_noise(96, steps=5))
     assert any("record --noise" in each for each in fw.explain(short).warnings)
+
+
+def test_the_first_screen_of_explain_tells_what_the_batch_loses(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = fw.explain(a_job(32, noise=some_noise(96, scatter=0)))
+    for is_full in (False, True):
+        print_explanation(found, is_full=is_full)
+        printed = " ".join(capsys.readouterr().out.split())
+        assert printed.count("of the samples of this batch, 32, are lost to its size") == 1
 
 
 def test_a_recording_with_too_few_noted_steps_is_told_how_many_it_needs() -> None:

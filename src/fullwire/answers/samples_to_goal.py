@@ -37,6 +37,7 @@ from fullwire.findings.targets import (
     BatchContradictsRun,
     CriticalAsGiven,
     CriticalAtLeast,
+    CriticalContradictsRuns,
     CriticalFromNoise,
     CriticalFromRuns,
     CurveIsLeftOut,
@@ -232,7 +233,8 @@ def evidence(
             if high < math.inf
             else CriticalAtLeast(batch=middle, low=low, batches=batches)
         )
-    notes = [*([] if basis is None else [basis]), *notes]
+    contradiction = () if critical_batch is None else _contradiction(critical_batch, points)
+    notes = [*([] if basis is None else [basis]), *contradiction, *notes]
     return Evidence(
         goal=goal, law=law, notes=tuple(notes), recorded=tuple(recorded), critical=known
     )
@@ -379,6 +381,18 @@ def _critical(
     if tells_nothing is not None:
         raise tells_nothing
     return None, None
+
+
+def _contradiction(given: float, points: Sequence[Point]) -> Iterator[Finding]:
+    """Say what runs at several batches show where the critical batch of the user is another one."""
+    if len({point.batch for point in points}) > 1:
+        middle, low, high = fit_batches(points).critical_between()
+        if not low <= given <= high:
+            is_open = math.isinf(high)
+            end = None if is_open else high
+            yield CriticalContradictsRuns(
+                given=given, batch=middle, low=low, high=end, is_open=is_open
+            )
 
 
 def _noise_scale(name: str, run: Run, noise: Noise) -> NoiseScale:

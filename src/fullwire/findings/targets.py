@@ -91,6 +91,23 @@ class CriticalAsGiven(Finding):
     batch: float
 
 
+class CriticalContradictsRuns(Finding):
+    """The user gives a critical batch that runs at several batches do not show."""
+
+    is_assumption = True
+    template = (
+        "The recorded curves contradict --critical-batch {given:,.10g}: by themselves they show "
+        "{batch:number} samples ({low:number}{high:? to {high:number}}{is_open:? or more}). Steps "
+        "follow the value that was given."
+    )
+
+    given: float
+    batch: float
+    low: float
+    high: float | None  # None where the curves tell no largest one
+    is_open: bool  # where they tell none
+
+
 class GoalIsForecast(Finding):
     """A recorded curve ends above the goal."""
 
