@@ -1360,6 +1360,19 @@ def test_the_noise_has_the_batch_that_the_user_gives() -> None:
     assert batches[1] == pytest.approx(batches[0] / 4)
 
 
+def test_noise_that_was_asked_for_and_not_seen_is_told_and_makes_no_verdict_less_sure() -> None:
+    why = "rank 0: its gradient noise was not seen: nothing showed it"
+    whole = a_job(32)
+    lacking = dataclasses.replace(whole, gaps=(Gap(why, "noise", 0),))
+    with pytest.raises(UsageError, match=f"--critical-batch, got .* has no noise: {why}"):
+        fw.whatif(lacking, target=GOAL, workers=2, global_batch=[32, 64])
+    told = fw.explain(lacking)
+    assert told.verdict.sureness == fw.explain(whole).verdict.sureness
+    assert any(why in each for each in told.warnings)
+    torn = dataclasses.replace(whole, gaps=(Gap("rank 0: it was killed"),))
+    assert fw.explain(torn).verdict.sureness != told.verdict.sureness
+
+
 def test_noise_that_tells_nothing_leaves_the_recorded_batch_its_answer() -> None:
     short = a_job(32, noise=some_noise(CRITICAL, steps=3))
     table = fw.whatif(short, target=GOAL, workers=2, bandwidth="1Gbps")

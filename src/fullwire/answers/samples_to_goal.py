@@ -47,6 +47,7 @@ from fullwire.findings.targets import (
     NoiseTellsNothing,
     SamplesLostToTheBatch,
 )
+from fullwire.run.gaps import reasons
 from fullwire.run.kinds import kinds_of
 from fullwire.run.run import Noise, Run
 from fullwire.run.usual import local_steps_of, marks_of_steps, shared_steps
@@ -352,6 +353,8 @@ def _critical(
     tells_nothing: UsageError | None = None
     for number, (name, run) in enumerate(many):
         if not len(run.noise):
+            if lost := reasons(run.gaps, ("noise",)):
+                tells_nothing = tells_nothing or _noise_is_lost(name, lost[0])
             continue
         noise = run.noise
         if recorded_batch:
@@ -381,6 +384,14 @@ def _critical(
     if tells_nothing is not None:
         raise tells_nothing
     return None, None
+
+
+def _noise_is_lost(name: str, why: str) -> UsageError:
+    """Say why a recording that was to note gradient noise has none."""
+    return UsageError(
+        f"critical batch: expected runs at two batches or more, gradient noise, or "
+        f"--critical-batch, got {name}, which has no noise: {why}"
+    )
 
 
 def _contradiction(given: float, points: Sequence[Point]) -> Iterator[Finding]:
