@@ -3,9 +3,9 @@
 The job computes each rank's own gradient again, without DDP, and logs the two squared norms that
 the recorder should find: `own`, the mean of the ranks' ones, and `mean`, that of their mean.
 
-- python noisy.py [none|summing|averaging|fsdp]: without a hook, or with one that sums and does not
-  divide and with gradients that are views of DDP's buckets, or with an average in each pass, or
-  under FSDP2.
+- python noisy.py [none|summing|averaging|fsdp|elastic|rounds]: without a hook, or with one that
+  sums and does not divide and with gradients that are views of DDP's buckets, or with an average in
+  each pass, or under FSDP2, or as an elastic job that adds up in each step, or in rounds of steps.
 """
 
 import contextlib
@@ -28,6 +28,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     way = sys.argv[1] if len(sys.argv) > 1 else "none"
+    if way in ("elastic", "rounds"):
+        train_elastic(sync_every=4 if way == "rounds" else 1)
+        return
     dist.init_process_group("gloo")
     # A model that outlives its group can keep torch 2.13 from ever ending.
     train_sharded() if way == "fsdp" else train(way)
@@ -113,6 +116,30 @@ def train_sharded() -> None:
         optimizer.step()
         optimizer.zero_grad()
         fullwire.log(own=squared / workers, mean=norm, step=step)
+
+
+def train_elastic(sync_every: int) -> None:
+    """Train an elastic job of two workers, whose gradients stay in the memory of its sums."""
+    model = a_model()
+    alone = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    inputs = torch.randn(2 * BATCH * STEPS, 20)
+    data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+    job = fullwire.elastic(model, optimizer, sync_every=sync_every)
+    for step, batch in enumerate(job.batches(data, batch_size=2 * BATCH, shuffle=False)):
+        alone.load_state_dict(model.state_dict())
+        of_ranks = []
+        for first in (2 * BATCH * step, 2 * BATCH * step + BATCH):
+            loss = loss_of(alone, data[first : first + BATCH])
+            grads = torch.autograd.grad(loss, list(alone.parameters()))
+            of_ranks.append(torch.cat([each.reshape(-1) for each in grads]))
+        with job.step():
+            loss = loss_of(job.model, batch)
+            optimizer.zero_grad(set_to_none=False)
+            loss.backward()
+            optimizer.step()
+        own = sum(each.square().sum() for each in of_ranks) / 2
+        fullwire.log(own=own, mean=(sum(of_ranks) / 2).square().sum(), step=step)
 
 
 def loss_of(model: nn.Module, batch: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -112,6 +112,25 @@ def test_noise_under_fsdp_is_put_together_from_shards(tmp_path: Path) -> None:
     assert noise.ranks.tolist() == [2, 2]
 
 
+def test_noise_of_an_elastic_job_is_that_of_its_workers(tmp_path: Path) -> None:
+    """Although its sums weight gradients in place, where these are views of the sums."""
+    run, _ = recorded(tmp_path, "elastic", "--noise")
+    noise = run.noise
+    assert noise.step.tolist() == [10, 20]
+    own, mean = logged(run, "own"), logged(run, "mean")
+    assert noise.ranks_squared_norm == pytest.approx([own[10], own[20]], rel=1e-4)
+    assert noise.mean_squared_norm == pytest.approx([mean[10], mean[20]], rel=1e-4)
+    assert (noise.samples.tolist(), noise.ranks.tolist()) == ([4, 4], [2, 2])
+    assert not run.missing
+
+
+def test_noise_that_rounds_do_not_show_leaves_the_rest_of_a_recording_whole(tmp_path: Path) -> None:
+    run, _ = recorded(tmp_path, "rounds", "--noise")
+    assert not len(run.noise)
+    assert {gap.table for gap in run.gaps} == {"noise"}
+    assert "fullwire.elastic without local steps show" in run.missing[0]
+
+
 def test_noise_that_cannot_be_seen_is_a_gap(tmp_path: Path) -> None:
     job = (
         "import torch\n"

@@ -393,6 +393,31 @@ def test_the_samples_of_a_step_are_a_mean(
     assert reported.facts(1).step_samples == of_step
 
 
+@pytest.mark.parametrize("read_ahead", [0, 2])
+def test_the_first_step_has_the_batch_that_was_taken_before_it(
+    tmp_path: Path, read_ahead: int
+) -> None:
+    """An elastic job hands out its first batch before the step begins, and the next ones within.
+
+    A program may read other batches too by then. These are samples of later steps.
+    """
+    journal = Journal(str(tmp_path))
+    journal.define(kind="metric", number=0, name="loss")
+    for step in range(1, 21):
+        journal.note(Note.METRIC_STEP, step, 100 * step + 10, 0)
+        journal.note(Note.METRIC, 0, 100 * step + 10, inside.bits_of(1.0))
+    journal.close()
+    [read], _ = read_journals([tmp_path])
+    within = [100 * step + 5 for step in range(1, 20)]
+    taken = [[32, at_ns, 0] for at_ns in (*range(10, 11 + read_ahead), *within)]
+    ends = np.arange(100, 2100, 100)
+    steps = Steps(start_ns=np.append(50, ends[:-1]), end_ns=ends)
+    reported = Reported()
+    reported.add(read, steps, {**NO_NOTES, Note.SAMPLES: np.array(taken)}, 0)
+    assert reported.metrics([tmp_path], workers=2).samples.tolist() == [*range(64, 1281, 64)]
+    assert reported.facts(2).step_samples == 64
+
+
 def test_the_samples_of_an_evaluation_are_no_training(tmp_path: Path) -> None:
     """Each step is followed by two batches of a loader that no backward pass follows."""
     journal = Journal(str(tmp_path))

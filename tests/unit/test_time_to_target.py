@@ -29,9 +29,15 @@ from fullwire.convergence.curves import Reach, curve_of, read_goal
 from fullwire.convergence.reaching import has_reached, reach
 from fullwire.errors import UsageError
 from fullwire.findings.predictions import FragmentsLeftOut, FragmentsTakenAlike
-from fullwire.findings.targets import CriticalFromNoise, CriticalFromRuns, StepLengthUnsure
+from fullwire.findings.targets import (
+    CriticalContradictsRuns,
+    CriticalFromNoise,
+    CriticalFromRuns,
+    StepLengthUnsure,
+)
 from fullwire.report.as_data import whatif_object, write_whatif_csv
 from fullwire.report.charts import plot_whatif
+from fullwire.report.explanation import print_explanation
 from fullwire.report.terminal import print_whatif
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import Gap
@@ -135,6 +141,33 @@ def test_a_batch_is_the_same_job_with_faster_or_slower_workers(jobs: tuple[Run, 
     table = fw.whatif(small, target=GOAL, curve=large, workers=4, global_batch=[64, 256], **asked)
     plain = fw.whatif(small, workers=4, compute_speed=[1, 0.25], **asked)
     assert table["step_s"] == pytest.approx(plain["step_s"])
+
+
+def test_all_wait_for_the_worker_with_the_most_samples_of_an_uneven_batch(
+    jobs: tuple[Run, Run],
+) -> None:
+    large = dataclasses.replace(jobs[1], spans=Spans.empty())
+    asked: dict[str, Any] = {"target": GOAL, "curve": large, "bandwidth": "10Gbps"}
+    table = fw.whatif(jobs[0], workers=8, global_batch=[4, 64, 65, 71, 72], **asked)
+    step_s = table["step_s"].tolist()
+    assert step_s[2:4] == [step_s[4]] * 2
+    assert step_s[1] < step_s[4]
+    ends = table.columns()["time_to_target_high_s"] / table.columns()["time_to_target_s"]
+    assert ends[2] == pytest.approx(ends[4], rel=0.02)
+    assert table.to_target is not None
+    told = " ".join(map(sentence, table.to_target.notes))
+    assert "In 2 settings the workers cannot share the batch equally" in told
+    even = fw.whatif(jobs[0], workers=8, global_batch=[64, 72], **asked)
+    assert even.to_target is not None
+    assert "equally" not in " ".join(map(sentence, even.to_target.notes))
+
+
+def test_an_uneven_batch_as_recorded_has_the_step_that_was_recorded(jobs: tuple[Run, Run]) -> None:
+    asked: dict[str, Any] = {"target": GOAL, "critical_batch": CRITICAL, "recorded_batch": 33}
+    kept = fw.whatif(jobs[0], **asked)
+    same = fw.whatif(jobs[0], workers=2, global_batch=33, **asked)
+    assert same["step_s"] == pytest.approx(kept["step_s"])
+    assert same.columns()["batch"].tolist() == kept.columns()["batch"].tolist() == [33]
 
 
 def test_runs_at_two_batches_show_what_computing_costs_anyway(jobs: tuple[Run, Run]) -> None:
@@ -405,6 +438,16 @@ def test_the_front_holds_what_nothing_beats(jobs: tuple[Run, Run]) -> None:
     for row in set(range(len(table))) - set(front):
         sooner, cheaper = found.time_s[front], found.device_hours[front]
         assert ((sooner <= found.time_s[row]) & (cheaper <= found.device_hours[row])).any()
+
+
+def test_settings_that_are_equal_are_on_the_front_together(jobs: tuple[Run, Run]) -> None:
+    """The links of a single worker send nothing, so their rate changes nothing."""
+    asked: dict[str, Any] = {"workers": 1, "bandwidth": "1Gbps,10Gbps,100Gbps"}
+    table = fw.whatif(jobs[0], target=GOAL, curve=jobs[1], global_batch=[64, 256], **asked)
+    found = table.to_target
+    assert found is not None
+    [batch] = set(found.batch[found.front()].tolist())
+    assert found.front() == np.flatnonzero(found.batch == batch).tolist()
 
 
 def test_the_answer_is_a_sentence_a_table_and_a_picture(
@@ -710,6 +753,8 @@ def test_the_name_of_a_metric_may_have_spaces() -> None:
         (0.5 + np.arange(1, 301) ** -1.0, GOAL, "may flatten at 0.5"),
         (np.linspace(2, 1, 100), "acuracy>=0.5", "expected the metric 'acuracy', it has loss"),
         (np.linspace(2, 1, 100), "loss=0.3", "expected a metric and its value, like loss<=0.3"),
+        (np.linspace(2, 1, 100), "loss<=1e999", "expected a metric and a finite value"),
+        (np.linspace(2, 1, 100), "acc>=1e999", "expected a metric and a finite value"),
     ],
 )
 def test_a_curve_that_cannot_answer_is_refused(values: Any, goal: str, said: str) -> None:
@@ -807,6 +852,28 @@ def test_a_batch_that_contradicts_a_built_in_workload_is_told(jobs: tuple[Run, R
         told.append(" ".join(map(sentence, found.notes)))
     assert "The run itself has" not in told[0]
     assert "to be 640, as --recorded-batch says. The run itself has 64." in told[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "is_told"), [(CRITICAL, False), (150, False), (5000, True), (10, True)]
+)
+def test_a_critical_batch_that_the_recorded_curves_contradict_is_told(
+    jobs: tuple[Run, Run], given: float, is_told: bool
+) -> None:
+    asked: dict[str, Any] = {"target": GOAL, "workers": 2, "global_batch": [32, 128]}
+    table = fw.whatif(jobs[0], curve=jobs[1], critical_batch=given, **asked)
+    assert table.to_target is not None
+    own, *_ = fw.whatif(jobs[0], curve=jobs[1], **asked).all_notes
+    told = [each for each in table.to_target.notes if isinstance(each, CriticalContradictsRuns)]
+    assert len(told) == is_told
+    for each in told:
+        assert isinstance(own, CriticalFromRuns)
+        assert (each.given, each.batch) == (given, own.batch)
+        assert each.is_assumption  # the first screen shows it
+        assert f"contradict --critical-batch {given:,}" in sentence(each)
+    one = fw.whatif(jobs[0], target=GOAL, critical_batch=given)
+    assert one.to_target is not None
+    assert not any(isinstance(each, CriticalContradictsRuns) for each in one.to_target.notes)
 
 
 def test_a_critical_batch_without_an_upper_end_is_told_as_the_least(jobs: tuple[Run, Run]) -> None:
@@ -1052,6 +1119,16 @@ def test_explain_says_what_the_batch_loses() -> None:
     assert told.startswith(("24%", "25%", "26%"))
     short = a_job(32, noise=some_noise(96, steps=5))
     assert any("record --noise" in each for each in fw.explain(short).warnings)
+
+
+def test_the_first_screen_of_explain_tells_what_the_batch_loses(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = fw.explain(a_job(32, noise=some_noise(96, scatter=0)))
+    for is_full in (False, True):
+        print_explanation(found, is_full=is_full)
+        printed = " ".join(capsys.readouterr().out.split())
+        assert printed.count("of the samples of this batch, 32, are lost to its size") == 1
 
 
 def test_a_recording_with_too_few_noted_steps_is_told_how_many_it_needs() -> None:
@@ -1302,6 +1379,19 @@ def test_the_noise_has_the_batch_that_the_user_gives() -> None:
     assert batches[1] == pytest.approx(batches[0] / 4)
 
 
+def test_noise_that_was_asked_for_and_not_seen_is_told_and_makes_no_verdict_less_sure() -> None:
+    why = "rank 0: its gradient noise was not seen: nothing showed it"
+    whole = a_job(32)
+    lacking = dataclasses.replace(whole, gaps=(Gap(why, "noise", 0),))
+    with pytest.raises(UsageError, match=f"--critical-batch, got .* has no noise: {why}"):
+        fw.whatif(lacking, target=GOAL, workers=2, global_batch=[32, 64])
+    told = fw.explain(lacking)
+    assert told.verdict.sureness == fw.explain(whole).verdict.sureness
+    assert any(why in each for each in told.warnings)
+    torn = dataclasses.replace(whole, gaps=(Gap("rank 0: it was killed"),))
+    assert fw.explain(torn).verdict.sureness != told.verdict.sureness
+
+
 def test_noise_that_tells_nothing_leaves_the_recorded_batch_its_answer() -> None:
     short = a_job(32, noise=some_noise(CRITICAL, steps=3))
     table = fw.whatif(short, target=GOAL, workers=2, bandwidth="1Gbps")
@@ -1360,6 +1450,23 @@ def test_a_codec_whose_steps_nobody_measured_is_never_the_best(jobs: tuple[Run, 
     assert "powersgd:rank=2" in sentence(soonest)
     with pytest.raises(UsageError, match="powersgd:rank=1: it has no time to the target"):
         with_codecs(jobs, "powersgd:rank=1")
+
+
+def test_a_codec_costs_a_single_worker_no_steps(jobs: tuple[Run, Run]) -> None:
+    codecs = "none,onebit,powersgd:rank=2,topk:density=0.05"
+    table = with_codecs(jobs, codecs, workers="1,4", local_steps="1,20", global_batch=64)
+    columns = table.columns()
+    is_alone = columns["workers"] == 1
+    for name in ("steps", "time_to_target_s", "time_to_target_low_s", "time_to_target_high_s"):
+        assert len(set(columns[name][is_alone].tolist())) == 1, name
+    is_plain = (columns["compression"] == 1) & (columns["local_steps"] == 1)
+    [plain] = columns["steps"][is_plain & ~is_alone]
+    is_onebit = (columns["codec"] == "onebit") & (columns["local_steps"] == 1)
+    assert columns["steps"][is_onebit & ~is_alone].tolist() == pytest.approx([1.19 * plain])
+    alone = with_codecs(jobs, codecs, workers=1)
+    assert alone.to_target is not None
+    assert np.isfinite(alone.to_target.time_s).all()
+    assert not any("steps" in sentence(note) for note in alone.to_target.notes)
 
 
 def test_settings_that_have_no_time_for_several_reasons_are_refused_with_all(

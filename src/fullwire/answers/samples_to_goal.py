@@ -37,6 +37,7 @@ from fullwire.findings.targets import (
     BatchContradictsRun,
     CriticalAsGiven,
     CriticalAtLeast,
+    CriticalContradictsRuns,
     CriticalFromNoise,
     CriticalFromRuns,
     CurveIsLeftOut,
@@ -46,6 +47,7 @@ from fullwire.findings.targets import (
     NoiseTellsNothing,
     SamplesLostToTheBatch,
 )
+from fullwire.run.gaps import reasons
 from fullwire.run.kinds import kinds_of
 from fullwire.run.run import Noise, Run
 from fullwire.run.usual import local_steps_of, marks_of_steps, shared_steps
@@ -232,7 +234,8 @@ def evidence(
             if high < math.inf
             else CriticalAtLeast(batch=middle, low=low, batches=batches)
         )
-    notes = [*([] if basis is None else [basis]), *notes]
+    contradiction = () if critical_batch is None else _contradiction(critical_batch, points)
+    notes = [*([] if basis is None else [basis]), *contradiction, *notes]
     return Evidence(
         goal=goal, law=law, notes=tuple(notes), recorded=tuple(recorded), critical=known
     )
@@ -273,7 +276,8 @@ class OwnWork:
 
     run: str
     passes: float  # of a recorded step
-    samples: float  # of a pass
+    samples: float  # of a pass, as a mean over the workers
+    most: float  # samples of a pass of the worker that has the most, for which others wait
     time_s: float  # T1 of a pass
 
     @classmethod
@@ -284,12 +288,15 @@ class OwnWork:
         if (changed := _changed_batch(run)) is not None:
             numbers, length_ns, _ = shared_steps(run)
             batch *= float(changed[kinds_of(run).usual(numbers, length_ns)].mean())
+        samples = batch / (run.facts.workers or 1)
         step = plain_subject(name, run).step  # refuses a run that lost its tables
         alone = alone_by_account(run)
         return cls(
             run=name,
             passes=passes,
-            samples=batch / _passes(run),
+            samples=samples / passes,
+            # A batch that changes is a mean over steps, and its fraction is no part of a sample.
+            most=(math.ceil(samples) if changed is None else samples) / passes,
             time_s=(step.alone_ns * 1e-9 if alone is None else alone.time_s) / passes,
         )
 
@@ -346,6 +353,8 @@ def _critical(
     tells_nothing: UsageError | None = None
     for number, (name, run) in enumerate(many):
         if not len(run.noise):
+            if lost := reasons(run.gaps, ("noise",)):
+                tells_nothing = tells_nothing or _noise_is_lost(name, lost[0])
             continue
         noise = run.noise
         if recorded_batch:
@@ -375,6 +384,26 @@ def _critical(
     if tells_nothing is not None:
         raise tells_nothing
     return None, None
+
+
+def _noise_is_lost(name: str, why: str) -> UsageError:
+    """Say why a recording that was to note gradient noise has none."""
+    return UsageError(
+        f"critical batch: expected runs at two batches or more, gradient noise, or "
+        f"--critical-batch, got {name}, which has no noise: {why}"
+    )
+
+
+def _contradiction(given: float, points: Sequence[Point]) -> Iterator[Finding]:
+    """Say what runs at several batches show where the critical batch of the user is another one."""
+    if len({point.batch for point in points}) > 1:
+        middle, low, high = fit_batches(points).critical_between()
+        if not low <= given <= high:
+            is_open = math.isinf(high)
+            end = None if is_open else high
+            yield CriticalContradictsRuns(
+                given=given, batch=middle, low=low, high=end, is_open=is_open
+            )
 
 
 def _noise_scale(name: str, run: Run, noise: Noise) -> NoiseScale:

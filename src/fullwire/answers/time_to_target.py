@@ -8,12 +8,12 @@ the squares of their logarithms add up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fullwire.answers.conditions import (
     Asked,
@@ -35,6 +35,7 @@ from fullwire.errors import UsageError
 from fullwire.findings.finding import Finding
 from fullwire.findings.targets import (
     BatchBelowWorkers,
+    BatchIsUneven,
     BeyondTheCurve,
     Cheapest,
     CodecIsLate,
@@ -113,11 +114,17 @@ class ToTarget:
         return {"time_to_target_low_s": self.low_s, "time_to_target_high_s": self.high_s}
 
     def front(self) -> list[int]:
-        """Return the rows that no other row beats in time and device-hours, soonest first."""
+        """Return the rows that no other row beats in time and device-hours, soonest first.
+
+        Rows that are equal in both beat none of each other.
+        """
         order = np.lexsort((self.device_hours, self.time_s))
-        best = np.minimum.accumulate(self.device_hours[order])
+        time_s, hours = self.time_s[order], self.device_hours[order]
+        best = np.minimum.accumulate(hours)
         is_new = np.append([True], best[1:] < best[:-1])
-        return [int(row) for row in order[is_new]]
+        first = np.maximum.accumulate(np.where(is_new, np.arange(len(order)), 0))
+        is_tied = (time_s == time_s[first]) & (hours == hours[first])
+        return [int(row) for row in order[is_tied]]
 
     def soonest(self, count: int) -> list[int]:
         """Return the rows with the shortest times, of those that have one."""
@@ -168,15 +175,15 @@ def to_goal(
         is_same_batch=not batches and sizes == (run.facts.workers,),
     )
     works = own_work(many, recorded_batch)
-    law, own = computing([(work.run, work.samples, work.time_s) for work in works]), works[0]
+    law, own = computing([(work.run, work.most, work.time_s) for work in works]), works[0]
     passes = together[0] * own.passes  # of a whole step: `together` counts recorded steps
     predictions, between_s = first.predictions, first.interval_s
     speed = several(more.get("compute_speed") or 1, lambda value: ratio(value, "compute speed"))
     if batches:
         if len(speed) > 1:
             raise UsageError(f"compute speed: expected one with --global-batch, got {len(speed)}")
-        passes_s = {size: law.time_s(np.array(batches) / (passes * size)) for size in sizes}
-        own_s = float(law.time_s(np.array(own.samples)))
+        passes_s = {size: law.time_s(_largest(batches, size) / passes) for size in sizes}
+        own_s = float(law.time_s(np.array(own.most)))
         speeds = {
             size: tuple((speed[0] * own_s / each_s).tolist()) for size, each_s in passes_s.items()
         }
@@ -186,17 +193,15 @@ def to_goal(
     batch = batch.astype(float)
     parameters = sum(gradient_bytes(run)) / FLOAT_BYTES
     needed = _needed(known, predictions, batch, parameters)
-    notes = list(needed.notes)
-    is_far = known.law.is_far(batch)
-    if is_far.any():
-        notes.append(FarBatches(count=int(is_far.sum()), largest=known.law.largest))
-    if (np.abs(batch / (whole * predictions["workers"]) - 1) > 1e-9).any():
+    workers = predictions["workers"]
+    samples = _largest(batch, workers) / passes if batches else np.full(len(batch), own.most)
+    notes = [*needed.notes, *_about_batches(known, batch, workers, is_asked=bool(batches))]
+    if (np.abs(samples / own.most - 1) > 1e-9).any():
         notes.append(
             SamplesCostApart(runs=law.runs, start_s=law.start_s, sample_s=law.sample_s)
             if law.runs
             else SamplesCostAlike(run=name, samples=max(1, round(own.samples)))
         )
-    samples = batch / predictions["workers"] / passes
     own_s_of_step = law.time_s(samples) * own.passes / speed[0]
     share = np.minimum(own_s_of_step / predictions["step_s"], 1.0)
     doubt = law.doubt(samples) * share
@@ -209,6 +214,23 @@ def to_goal(
 
 def _counts(given: OneOrMany, what: str) -> tuple[int, ...]:
     return () if given is None else several(given, lambda value: count(value, what))
+
+
+def _largest(batches: ArrayLike, workers: ArrayLike) -> Floats:
+    """Return the samples of the worker that has the most: no sample is divided, and all wait."""
+    return np.asarray(np.ceil(np.asarray(batches) / np.asarray(workers)), float)
+
+
+def _about_batches(
+    known: Evidence, batch: Floats, workers: Floats, *, is_asked: bool
+) -> Iterator[Finding]:
+    """Say how many settings have a batch far from recorded ones, or one that divides unevenly."""
+    is_far = known.law.is_far(batch)
+    if is_far.any():
+        yield FarBatches(count=int(is_far.sum()), largest=known.law.largest)
+    is_uneven = (batch % workers > 0) & (batch > workers)
+    if is_asked and is_uneven.any():
+        yield BatchIsUneven(count=int(is_uneven.sum()))
 
 
 def _joined(parts: Sequence[Swept], batches: Sequence[float]) -> Swept:
@@ -256,7 +278,8 @@ def _needed(known: Evidence, predictions: Predictions, batch: Floats, parameters
     """Find the samples of each row: by its batch, its replicas and its codec.
 
     An ideal ratio changes no gradient. A codec that changes them needs steps that nobody can tell
-    before a training with it has shown them.
+    before a training with it has shown them. A single worker sends none, so no codec changes its
+    gradients.
     """
     notes = list(known.notes)
     samples, low, high = known.law.samples(batch)
@@ -268,9 +291,11 @@ def _needed(known: Evidence, predictions: Predictions, batch: Floats, parameters
         less[rows] = np.hypot(less[rows], np.log(local.times[0] / local.times[1]))
         more[rows] = np.hypot(more[rows], np.log(local.times[2] / local.times[0]))
         notes += local.notes
-    place_of_codec = predictions.place("codec")
+    place_of_codec = np.where(predictions["workers"] > 1, predictions.place("codec"), -1)
     for place, codec in enumerate(predictions.axes["codec"]):
         rows = place_of_codec == place
+        if not rows.any():
+            continue
         if codec.steps is None and not codec.is_free:
             samples[rows] = np.nan
         if codec.steps is None or codec.steps == _AS_MANY:
@@ -293,7 +318,11 @@ def _needed(known: Evidence, predictions: Predictions, batch: Floats, parameters
                 high=codec.steps.high,
             )
         )
-    codecs = [codec for codec in predictions.axes["codec"] if codec.steps is None]
+    codecs = [
+        codec
+        for place, codec in enumerate(predictions.axes["codec"])
+        if codec.steps is None and (place_of_codec == place).any()
+    ]
     ideal = tuple(
         sorted(f"{codec.ratio:g}" for codec in codecs if codec.is_free and codec.ratio > 1)
     )
@@ -301,7 +330,7 @@ def _needed(known: Evidence, predictions: Predictions, batch: Floats, parameters
         notes.append(IdealCompression(ratios=ideal))
     unknown = tuple(sorted({codec.label for codec in codecs if not codec.is_free}))
     if unknown:
-        if len(unknown) == len(predictions.axes["codec"]):
+        if np.isnan(samples).all() and len(unknown) == len(predictions.axes["codec"]):
             raise UsageError(sentence(CodecStepsUnknown(codecs=unknown)).removesuffix("."))
         notes.append(CodecStepsUnknown(codecs=unknown))
     return _Needed(

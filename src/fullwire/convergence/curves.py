@@ -11,6 +11,7 @@ samples.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -199,7 +200,12 @@ def read_goal(text: str) -> Goal:
         raise UsageError(
             f"target: expected a metric and its value, like loss<=0.3, got {shown(text)}"
         )
-    return Goal(found[1], float(found[3]), found[2].startswith("<"))
+    value = float(found[3])
+    if not math.isfinite(value):
+        raise UsageError(
+            f"target: expected a metric and a finite value, like loss<=0.3, got {shown(text)}"
+        )
+    return Goal(found[1], value, found[2].startswith("<"))
 
 
 def curve_of(metrics: Metrics, name: str, run: str) -> Curve:

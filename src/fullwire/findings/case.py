@@ -31,6 +31,7 @@ NOTABLE = 0.01  # Of the step: smaller losses are merged or left out.
 LATE = 0.25  # Of communication, overlapped with computation: with less, it began late.
 
 RESTS_ON = ("spans", "collectives")  # Tables of the run: if rows are missing, the account is wrong.
+_BESIDE = ("metrics", "noise")  # Tables of the run that no account takes anything from.
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -63,6 +64,11 @@ class Case:
     def lost(self) -> tuple[str, ...]:
         """Return why the tables of the account cannot all be read, or an empty tuple."""
         return reasons(self.run.gaps, RESTS_ON)
+
+    @property
+    def lacks_a_part(self) -> bool:
+        """Say whether anything is missing that an account may rest on."""
+        return any(gap.table not in _BESIDE for gap in self.run.gaps)
 
     @property
     def unseen(self) -> SentUnseen | None:

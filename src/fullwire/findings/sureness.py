@@ -126,7 +126,7 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
     if lacks_ranks(case):
         recorded = len(recorded_ranks(case.run))
         doubts.append(LacksRanks(recorded=recorded, workers=world(case.run)))
-    elif case.run.gaps:
+    elif case.lacks_a_part:
         doubts.append(PartIsMissing())
     if case.run.provenance.origin == "measured" and kept < _FEW_STEPS:
         doubts.append(OnlySoMany(steps=kept))

@@ -91,6 +91,23 @@ class CriticalAsGiven(Finding):
     batch: float
 
 
+class CriticalContradictsRuns(Finding):
+    """The user gives a critical batch that runs at several batches do not show."""
+
+    is_assumption = True
+    template = (
+        "The recorded curves contradict --critical-batch {given:,.10g}: by themselves they show "
+        "{batch:number} samples ({low:number}{high:? to {high:number}}{is_open:? or more}). Steps "
+        "follow the value that was given."
+    )
+
+    given: float
+    batch: float
+    low: float
+    high: float | None  # None where the curves tell no largest one
+    is_open: bool  # where they tell none
+
+
 class GoalIsForecast(Finding):
     """A recorded curve ends above the goal."""
 
@@ -229,6 +246,18 @@ class BatchBelowWorkers(Finding):
     template = (
         "{count:,} {count:setting has|settings have} no time to the target: the batch has not one "
         "sample for each worker."
+    )
+
+    count: int
+
+
+class BatchIsUneven(Finding):
+    """Some settings have a batch that their workers cannot share equally."""
+
+    is_assumption = True
+    template = (
+        "In {count:,} {count:setting|settings} the workers cannot share the batch equally. All "
+        "wait for a worker that has one sample more than others."
     )
 
     count: int

@@ -177,7 +177,7 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     for directory in directories:
         if not directory.is_dir():
             raise DamagedInput(directory, "expected a directory with recordings, there is none")
-    journals, missing = read_journals(directories)
+    journals, damaged = read_journals(directories)
     samples, unreadable = read_samples(directories)
     chosen, earlier, sentences = last_attempts(journals)
     announced = [int(identity["workers"]) for j in chosen for identity in j.defined("identity")]
@@ -185,7 +185,8 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     # The recording of a lost worker is there beside that of its successor.
     workers = max([*announced, *([] if is_joined else [len(chosen)])], default=0)
     clocks = _clocks(chosen)
-    missing += [*unreadable, *sentences, *_what_is_missing(directories, chosen, workers)]
+    lost = _what_is_missing(directories, chosen, workers)
+    missing: list[str | Gap] = [*damaged, *unreadable, *sentences, *lost]
     missing += what_is_not_sampled(chosen, clocks, samples)
     # The facts in the journals of processes, and those of their hosts.
     told: dict[str, Any] = {}
@@ -435,15 +436,18 @@ def _clocks(journals: Sequence[Journal]) -> dict[str, Clock]:
 
 def _what_is_missing(
     directories: Sequence[Path], journals: Sequence[Journal], workers: int
-) -> list[str]:
+) -> list[str | Gap]:
     """Return the ranks that left no journal, and the problem of each damaged or missing one."""
     here = {journal.rank for journal in journals}
-    sentences = [
+    sentences: list[str | Gap] = [
         f"rank {rank}: nothing was recorded" for rank in range(workers) if rank not in here
     ]
     for journal in journals:
         header = journal.header
-        defects = [str(defect["sentence"]) for defect in journal.defined("missing")]
+        for defect in journal.defined("missing"):  # a table of its own leaves the others whole
+            reason, table = f"rank {journal.rank}: {defect['sentence']}", defect.get("table")
+            sentences.append(reason if table is None else Gap(reason, str(table), journal.rank))
+        defects: list[str] = []
         if header["status"] == FAILED:
             defects.append(
                 f"its recorder failed and the job went on without it ({header['reason']})"

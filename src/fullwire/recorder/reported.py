@@ -73,7 +73,7 @@ class Reported:
             self._first = steps, shift_ns
         taken = _of_training(notes[Note.SAMPLES], notes[Note.BACKWARD])
         self._samples.append(_mean_samples(taken, notes[Note.FORWARD], steps))
-        by_step = _by_step(taken, steps, of_numbers=True)
+        by_step = _samples_by_step(taken, steps)
         self._taken += [by_step] if by_step.any() else []
         passes = _by_step(notes[Note.BACKWARD], steps)
         self._passes += [float(np.median(passes[passes > 0]))] if passes.any() else []
@@ -195,6 +195,21 @@ def _by_step(notes: Whole, steps: Steps, *, of_numbers: bool = False) -> Whole:
     return np.bincount(step[step != OUTSIDE], weights, len(steps)).astype(np.int64)
 
 
+def _samples_by_step(taken: Whole, steps: Steps) -> Whole:
+    """Return the samples of each step, where the first one has those taken shortly before it.
+
+    An elastic job hands out the first batch before anything begins the first step. A program may
+    also have taken batches of later steps by then. So what came before fills the first step up to
+    the largest other one.
+    """
+    by_step = _by_step(taken, steps, of_numbers=True)
+    if len(by_step) > 1:
+        before = int(taken[taken[:, 1] < steps.start_ns[0], 0].sum())
+        most = int(by_step[1:].max())
+        by_step[0] = max(int(by_step[0]), min(int(by_step[0]) + before, most))
+    return by_step
+
+
 def _of_training(taken: Whole, backward: Whole) -> Whole:
     """Return the notes of samples without those of evaluations.
 
@@ -227,7 +242,7 @@ def _mean_samples(taken: Whole, forward: Whole, steps: Steps) -> float | None:
     where many steps took nothing, the rows that its forward passes were given tell. Without them,
     or where the other steps did not take steadily, a step's part of what was read is unknown.
     """
-    by_step = _by_step(taken, steps, of_numbers=True)
+    by_step = _samples_by_step(taken, steps)
     if not len(taken) or not len(by_step):
         return 0.0
     by_step[0] = min(by_step[0], by_step[1:].max(initial=0)) if len(by_step) > 1 else by_step[0]

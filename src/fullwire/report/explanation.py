@@ -21,6 +21,7 @@ from fullwire.findings.goodput import GoodputWas
 from fullwire.findings.kinds_of_steps import told_kinds
 from fullwire.findings.notes import RunIsPartial
 from fullwire.findings.scaling import ScalingFactor
+from fullwire.findings.targets import SamplesLostToTheBatch
 from fullwire.findings.verdicts import drawn_parts, verdict_kinds
 from fullwire.report.terminal import (
     columns,
@@ -71,6 +72,8 @@ def print_explanation(result: Explanation, name: str = "job.run", *, is_full: bo
     for note in result.notes if not is_full else ():
         if isinstance(note, GoodputWas):
             say_flush(sentence(note))
+        if isinstance(note, SamplesLostToTheBatch):
+            say(sentence(note))
     beside = [n for n in result.notes if isinstance(n, EvaluationsTook | CheckpointsTook)]
     for note in beside if not is_full else ():
         if note.total_s >= _MUCH_BESIDE_STEPS * note.run_s:

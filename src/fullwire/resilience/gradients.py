@@ -10,6 +10,7 @@ import torch
 
 from fullwire.errors import TransportError, UsageError
 from fullwire.resilience.fragments import parameters_problem
+from fullwire.resilience.place import tell_gradients
 
 _BUCKET_BYTES = 25 * 2**20
 _FIRST_BUCKET_BYTES = 2**20  # the sums begin early
@@ -76,6 +77,8 @@ class Sums:
         self._number = _Bucket([torch.zeros(1)])
         self._begun = self._launched = 0
         self._problem: Exception | None = None
+        if self._is_at_each_step:
+            tell_gradients(trained)  # before the hooks below: they may weight a gradient in place
         for bucket in self.buckets:
             for place, parameter in enumerate(bucket.parameters):
                 hook = _hook(self, bucket, place)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -104,6 +105,13 @@ def tell_samples(samples: int) -> None:
     take = getattr(sys.modules.get("fullwire_inside"), "take_samples", None)
     if take is not None and samples:
         take(samples)
+
+
+def tell_gradients(parameters: Sequence[Any]) -> None:
+    """Tell the recorder whose gradients are averaged in each step, if it notes gradient noise."""
+    take = getattr(sys.modules.get("fullwire_inside"), "take_gradients", None)
+    if take is not None:
+        take(parameters)
 
 
 def tell(kind: str, ranks: Sequence[int], began_ns: int, ended_ns: int) -> None:

@@ -11,6 +11,10 @@ FSDP2 hands the gradients of a group of parameters to one function, which reduce
 A rank's own gradients are read there. Afterwards each rank has a shard of the mean, and the squared
 norms of the shards add up to that of the mean.
 
+`fullwire.elastic` tells its parameters, and has hooks of its own. They may weight a gradient in
+place for the sum. So the hooks here come before them, and stay. Afterwards each gradient is the
+mean. Where workers add up only once in several steps, no step has a mean.
+
 A gradient scaler multiplies both by its scale, which is divided out. A disabled one has no scale.
 Norms of a device are read `EVERY` steps later, when they are there without a wait.
 """
@@ -32,6 +36,7 @@ from .journal import Journal, Note
 from .metrics import bits_of
 
 SHARDING = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+_TABLE = "noise"  # that lacks rows where norms are missing, and no other table does
 EVERY = 10  # steps; two readings of all gradients in each step would cost several percent
 
 
@@ -42,6 +47,7 @@ class GradientNoise:
         self._journal = journal
         self._models: list[list[weakref.ref[Any]]] = []
         self._hooks: list[Any] = []
+        self._hooked: set[int] = set()  # parameters with a hook in all steps
         self._is_reading = False  # in this step
         self._own: dict[int, Any] = {}
         self._shards: list[tuple[Any, float]] = []  # of FSDP2: parameters, and their copies' share
@@ -59,6 +65,9 @@ class GradientNoise:
         self._is_over = False  # Norms could not be read.
         optimizers.register_optimizer_step_post_hook(self._step_ended)
         self._watch_scalers()
+        inside = sys.modules.get("fullwire_inside")
+        if inside is not None:  # else a test, whose job has no recorder
+            inside.take_gradients = self.watch_elastic  # type: ignore[attr-defined]
 
     def _watch_scalers(self) -> None:
         """Wrap `scale` of each class of gradient scalers when the job makes one.
@@ -98,6 +107,18 @@ class GradientNoise:
     def watch(self, parameters: Iterable[Any]) -> None:
         """Take the parameters whose gradients are averaged over ranks."""
         self._models.append([weakref.ref(parameter) for parameter in parameters])
+
+    def watch_elastic(self, parameters: Iterable[Any]) -> None:
+        """Take the parameters of an elastic job, before it has hooks of them."""
+        parameters = list(parameters)
+        self.watch(parameters)
+        try:
+            for parameter in parameters:
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(self._read_own)
+                    self._hooked.add(id(parameter))
+        except Exception as error:  # the job goes on
+            self._give_up(error)
 
     def reduces(self, reducer: Any) -> None:
         """Take a reducer that averages the gradients of the pass which begins."""
@@ -164,12 +185,15 @@ class GradientNoise:
                 self._hooks = [
                     parameter.register_post_accumulate_grad_hook(hook)
                     for parameter in self._parameters()
+                    if id(parameter) not in self._hooked
                 ]
         except Exception as error:  # the job goes on
             self._give_up(error)
         self._journal.ends_work(started)
 
     def _read_own(self, parameter: Any) -> None:
+        if not self._is_reading:
+            return
         try:
             if parameter.grad is not None:
                 self._own[id(parameter)] = _norm(parameter.grad.detach())
@@ -209,7 +233,7 @@ class GradientNoise:
         self._has_told = self._is_over = True
         reason = f"{type(error).__name__}: {error}"[:200]
         sentence = f"its gradient noise ended, as a norm could not be read ({reason})"
-        self._journal.define(kind="missing", sentence=sentence)
+        self._journal.define(kind="missing", sentence=sentence, table=_TABLE)
 
     def _remove_hooks(self) -> None:
         for hook in self._hooks:
@@ -242,9 +266,11 @@ class GradientNoise:
                 "each pass of a step is averaged, and a rank's own sum is nowhere. "
                 "`no_sync` in all passes but the last keeps it"
                 if self._loses_own
-                else "only DistributedDataParallel and FSDP2 show a rank's own gradients"
+                else "only DistributedDataParallel, FSDP2 and fullwire.elastic without local steps "
+                "show a rank's own gradients"
             )
-            self._journal.define(kind="missing", sentence=f"its gradient noise was not seen: {why}")
+            sentence = f"its gradient noise was not seen: {why}"
+            self._journal.define(kind="missing", sentence=sentence, table=_TABLE)
 
     def flush(self) -> None:
         """Note the norms that were read before."""
