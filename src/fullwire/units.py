@@ -14,7 +14,8 @@ import math
 import numbers
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from fractions import Fraction
 from typing import NamedTuple, SupportsIndex
 
@@ -279,6 +280,12 @@ def shown(value: object) -> str:
     except ValueError:  # Python prints no whole number of more than 4,300 digits
         text = f"a very large {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def nearest_name(given: object, known: Collection[str]) -> str:
+    """Return the end of a refusal: the known name that is most like the given one, if one is."""
+    near = get_close_matches(str(given).lower(), known, n=1)
+    return f". The nearest is {near[0]}" if near else ""
 
 
 def visible(text: str) -> str:

@@ -540,6 +540,10 @@ def test_memory_that_a_device_cannot_have_is_ignored_and_told() -> None:
         ({"fix": "pp=7"}, "pp: expected a divisor of 80 layers, got 7. The nearest is 8"),
         ({"fix": "tp"}, "fix: expected NAME=VALUE such as tp=8, got 'tp'"),
         ({"fix": "zp=8"}, "fix: expected one of tp, pp, vpp"),
+        ({"fix": "tpp=3"}, "fix: expected one of .*, got 'tpp'. The nearest is tp$"),
+        ({"fix": "schedule=1f1c"}, "schedule: .*, got '1f1c'. The nearest is 1f1b$"),
+        ({"fix": "recompute=ful"}, "recompute: .*, got 'ful'. The nearest is full$"),
+        ({"device": "h1000"}, "device: .* got 'h1000'. The nearest is h100$"),
         (
             {"nodes": 1},
             "memory: no plan fits in 79 GiB: expected [0-9]+ nodes instead of 1. Stage 0 of the "
@@ -828,6 +832,47 @@ def test_nodes_are_not_asked_for_where_no_number_of_them_is_enough() -> None:
         fw.plan("llama3-70b", **job, nodes=64, fix="tp=1,pp=1,zero=0")
     with pytest.raises(UsageError, match=r"expected \d+ nodes instead of 2"):
         fw.plan("llama3-70b", **job, nodes=2)
+
+
+def test_nodes_are_not_asked_for_where_no_other_number_allows_the_fixed_degrees() -> None:
+    fixed = "tp=4,pp=1,dp=4,cp=1,microbatch=1,zero=1,recompute=selective"
+    with pytest.raises(UsageError, match=r"in 79 GiB: expected zero 2\. Stage"):
+        fw.plan(
+            "llama3-8b", cluster="dgx-h100", nodes=2, global_batch=64, seq=65536, fix=fixed, top=1
+        )
+
+
+def test_fewer_nodes_are_enough_where_they_allow_other_degrees() -> None:
+    """Beside TP 8, 14 nodes leave CP 2 at most. Their leanest plan shares less than one of 16."""
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "global_batch": 64, "fix": "recompute=none"}
+    with pytest.raises(UsageError, match="expected 16 nodes instead of 14"):
+        fw.plan("llama3-405b", nodes=14, **asked)
+    assert fw.plan("llama3-405b", nodes=16, top=1, **asked).best.cp == 8
+
+
+@pytest.mark.parametrize(
+    ("dp", "line", "helps"),
+    [
+        (
+            4,
+            "dp: expected what tp x pp x cp leave of 120 devices, got 4. The nearest is 3, with a "
+            "global batch of 63",
+            {"fix": "dp=3", "global_batch": 63},
+        ),
+        (
+            5,
+            "global batch: expected a multiple of dp=5, got 64 on 120 devices. The nearest is 65",
+            {"fix": "dp=5", "global_batch": 65},
+        ),
+    ],
+)
+def test_a_fixed_degree_that_other_degrees_do_not_leave_is_told_with_what_helps(
+    dp: int, line: str, helps: dict[str, Any]
+) -> None:
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 15, "global_batch": 64, "top": 1}
+    with pytest.raises(UsageError, match=f"^{line}$"):
+        fw.plan("llama3-8b", **asked, fix=f"dp={dp}")
+    assert f"dp={fw.plan('llama3-8b', **{**asked, **helps}).best.dp}" == helps["fix"]
 
 
 def test_a_part_of_an_hour_is_told_as_it_was_asked_for(

@@ -771,6 +771,41 @@ def test_stages_may_send_several_tensors_of_a_microbatch(tmp_path: Path, pp: int
     assert (layout.pp, layout.tp, layout.dp, layout.cp) == (pp, 1, 1, 1)
 
 
+@pytest.mark.parametrize("pp", [2, 4])
+def test_a_part_of_the_ranks_does_not_tell_how_many_stages_send(pp: int, tmp_path: Path) -> None:
+    """The first stage alone would be taken for the whole model, of ranks that share the batch."""
+    traced(tmp_path / "job", pp=pp)
+    run = without_names(fw.read(tmp_path / "job"))
+    assert recognised(run).layout.pp == pp
+    missing = Gap(f"1 of {pp} ranks are here")
+    first = replace(
+        run,
+        operations=run.operations.rows(run.operations.rank == 0),
+        collectives=run.collectives.rows(run.collectives.rank == 0),
+        spans=run.spans.rows(run.spans.rank == 0),
+    )
+    lacking = r"the traces of all ranks, or a description of the pipeline's group \(mesh_pp\)"
+    with pytest.raises(UsageError, match=rf"{lacking}, got those of 1 of {pp} ranks"):
+        recognised(first)
+    with pytest.raises(DamagedInput, match=rf"{lacking}: 1 of {pp} ranks are here"):
+        recognised(replace(first, gaps=(missing,)))
+    told = replace(first.facts, groups=f"mesh_pp {pp}")
+    plan = recognised(replace(first, facts=told))
+    assert (plan.layout.pp, plan.layout.dp, plan.model.layers) == (pp, 1, LAYERS)
+    assert plan.layout.global_batch == BATCH
+
+
+def test_ranks_of_several_runs_are_no_plan(tmp_path: Path) -> None:
+    """One rank of a job with tensor parallelism lies beside one of a job with stages."""
+    traced(tmp_path / "layers", tp=2)
+    traced(tmp_path / "stages", pp=2)
+    (tmp_path / "stages" / "rank1.json").replace(tmp_path / "layers" / "rank1.json")
+    with pytest.raises(
+        UsageError, match=r"traces of one run.* 4 heads of 64 on rank 0 and of 8 heads of 64 on"
+    ):
+        fw.plan(recorded=tmp_path / "layers", to="tp=1,pp=1")
+
+
 def test_attention_over_more_tokens_than_a_rank_embeds_is_ulysses(tmp_path: Path) -> None:
     traced(tmp_path / "job", dp=2, is_exchanging=True)
     run = fw.read(tmp_path / "job")

@@ -82,7 +82,7 @@ from fullwire.run.run import Run
 from fullwire.simulation.recognised_plan import Recognised, recognised
 from fullwire.simulation.recorded_plan import Recorded, device_in
 from fullwire.simulation.recorded_plan import calibrated as by_recording
-from fullwire.units import count
+from fullwire.units import count, nearest_name
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.architecture_files import ArchitectureLike, architecture
@@ -284,9 +284,15 @@ def _asked(
     known = architecture(model)
     machine = described_cluster(cluster, None if nodes is None else count(nodes, "nodes"))
     if precision not in PRECISIONS:
-        raise UsageError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
+        raise UsageError(
+            f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}"
+            f"{nearest_name(precision, PRECISIONS)}"
+        )
     if objective not in OBJECTIVES:
-        raise UsageError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {objective!r}")
+        raise UsageError(
+            f"objective: expected one of {', '.join(OBJECTIVES)}, got {objective!r}"
+            f"{nearest_name(objective, OBJECTIVES)}"
+        )
     fixed = fixed_degrees(fix)
     asked = {**fixed, **to}
     used = usable(machine, asked if recorded is None else _degrees_on(recorded, asked))

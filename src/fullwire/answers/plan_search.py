@@ -259,8 +259,9 @@ def _too_large(question: Question, memory: Held, plans: Plans) -> str:
 def _enough_nodes(question: Question, least: int, here_bytes: int) -> str | None:
     """Search on more and more nodes until a plan fits: degrees do not divide every number.
 
-    More nodes share at best what a plan needs here (`here_bytes`) beyond a constant. The result is
-    None where that constant does not fit: the decided degrees leave too little to share.
+    More nodes share at best what a plan needs here (`here_bytes`) beyond a constant. Fewer than
+    `least` may do where they allow degrees that do not divide these nodes. The result is None where
+    that constant does not fit, or no other number allows a plan: the decided degrees forbid it.
     """
     has_bytes, here = question.device.memory_bytes, question.cluster.nodes
     constants = []
@@ -271,7 +272,9 @@ def _enough_nodes(question: Question, least: int, here_bytes: int) -> str | None
 
     least = max(least, here + 1)
     doubled = here * 2 ** math.ceil(math.log2(least / here))  # degrees divide most such numbers
-    for nodes in (*range(least, least + _MOST_TRIED), 2 * here, doubled):
+    apart = 2 ** max(0, math.ceil(math.log2((least - here) / _MOST_TRIED)))
+    sooner = range((here // apart + 1) * apart, least, apart)
+    for nodes in sorted({*sooner, *range(least, least + _MOST_TRIED), 2 * here, doubled}):
         memory = _held_on(question, nodes)
         if memory is not None and memory.fits(has_bytes).any():
             return f"{nodes} nodes"
@@ -281,7 +284,7 @@ def _enough_nodes(question: Question, least: int, here_bytes: int) -> str | None
     fewer = None if constants or here == 1 else _held_on(question, here // 2)
     if fewer is not None:
         constants.append(constant_bytes(here // 2, fewer))
-    if constants and min(constants) > has_bytes:
+    if not constants or min(constants) > has_bytes:
         return None
     return f"more than {least + _MOST_TRIED - 1} nodes"
 

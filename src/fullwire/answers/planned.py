@@ -24,7 +24,7 @@ from fullwire.simulation.group_times import as_seen
 from fullwire.simulation.plan_space import FIXABLE, MAY_BE_NONE
 from fullwire.simulation.recorded_plan import Ratio
 from fullwire.simulation.schedule import meeting
-from fullwire.units import count, shown
+from fullwire.units import count, nearest_name, shown
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.layout import Layout, passes
 from fullwire.workloads.stage_memory import summed_gradients_bytes
@@ -279,7 +279,10 @@ def fixed_degrees(
 def _degree(name: str, option: str) -> str:
     """Return the name of a degree, if it is one."""
     if name not in FIXABLE:
-        raise UsageError(f"{option}: expected one of {', '.join(FIXABLE)}, got {shown(name)}")
+        raise UsageError(
+            f"{option}: expected one of {', '.join(FIXABLE)}, got {shown(name)}"
+            f"{nearest_name(name, FIXABLE)}"
+        )
     return name
 
 

@@ -16,7 +16,7 @@ import msgspec
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import opened
 from fullwire.fixes.fix import FixKind, Risk, fix_kind, fix_kinds
-from fullwire.units import shown
+from fullwire.units import nearest_name, shown
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -66,9 +66,9 @@ def appliable(key: str) -> FixKind:
         kind = fix_kind(key)
     except KeyError:
         can = [name for name, each in fix_kinds().items() if each.example]
-        near = get_close_matches(key, can, n=1)
-        hint = f". The nearest is {near[0]}" if near else ""
-        raise UsageError(f"fix: expected one of {', '.join(can)}, got {shown(key)}{hint}") from None
+        raise UsageError(
+            f"fix: expected one of {', '.join(can)}, got {shown(key)}{nearest_name(key, can)}"
+        ) from None
     if not kind.example:
         raise UsageError(f"fix {key}: it cannot be applied: {kind.needs}")
     return kind

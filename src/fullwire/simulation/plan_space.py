@@ -20,6 +20,7 @@ import numpy as np
 
 from fullwire.errors import UsageError
 from fullwire.simulation.plan_columns import Plans
+from fullwire.units import nearest_name
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.layout import (
     CONTEXT_KINDS,
@@ -48,6 +49,11 @@ _COLUMNS = (
     *("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "half", "microbatch"),
     *("schedule", "context", "shard"),
 )
+_WORDS: Mapping[str, tuple[str, ...]] = {
+    "recompute": RECOMPUTE,
+    "schedule": SCHEDULES,
+    "context": CONTEXT_KINDS,
+}
 _NARROW = ("fp8", "mxfp8", "nvfp4")
 
 
@@ -319,12 +325,11 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
         "dp": (space.global_batch, "sequences of the global batch"),
     }
     for name, value in fixed.items():
-        if name == "recompute" and value not in RECOMPUTE:
-            raise UsageError(f"recompute: expected one of {', '.join(RECOMPUTE)}, got {value!r}")
-        if name == "context" and value not in CONTEXT_KINDS:
-            raise UsageError(f"context: expected one of {', '.join(CONTEXT_KINDS)}, got {value!r}")
-        if name == "schedule" and value not in SCHEDULES:
-            raise UsageError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {value!r}")
+        if name in _WORDS and value not in _WORDS[name]:
+            raise UsageError(
+                f"{name}: expected one of {', '.join(_WORDS[name])}, got {value!r}"
+                f"{nearest_name(value, _WORDS[name])}"
+            )
         if name.endswith("_overlap") and value not in (0, 1):
             raise UsageError(f"{name}: expected 0 or 1, got {value}")
         if name == "recompute_layers":
@@ -334,12 +339,12 @@ def _check(space: Space, fixed: Mapping[str, int | str]) -> None:
         if name in known and isinstance(value, int):
             number, what = known[name]
             if value < 1 or number % value:
-                both = math.gcd(number, space.devices) if name == "dp" else number
                 nearest = None if name == "etp" else _nearest(space, fixed, name)
-                raise UsageError(
-                    f"{name}: expected a divisor of {number} {what}, got {value}. The nearest is "
-                    f"{nearest or nearest_divisor(both, value)}"
-                )
+                if name != "dp" or nearest is not None or value < 1:
+                    raise UsageError(
+                        f"{name}: expected a divisor of {number} {what}, got {value}. The nearest "
+                        f"is {nearest or nearest_divisor(number, value)}"
+                    )
         if name == "pp" and isinstance(value, int):
             _check_stages(space, fixed, value)
         if name in ("tp", "pp", "dp") and isinstance(value, int) and space.devices % value:
@@ -381,14 +386,29 @@ def _check_tokens(space: Space, fixed: Mapping[str, int | str]) -> None:
 def _check_batch(space: Space, fixed: Mapping[str, int | str]) -> None:
     """Refuse a batch that no data parallelism beside the fixed degrees divides."""
     degrees = {space.devices // math.prod(split) for split in _splits(space, fixed)}
+    microbatch = int(fixed.get("microbatch", 1))
+    if degrees and "dp" in fixed:
+        dp = int(fixed["dp"])
+        if dp not in degrees:
+            nearest = _nearest(space, fixed, "dp")
+            hint = str(nearest)
+            if nearest is None:  # none divides the batch
+                other = nearest_of(sorted(degrees), dp)
+                batch = nearest_multiple(space.global_batch, other * microbatch)
+                hint = f"{other}, with a global batch of {batch}"
+            raise UsageError(
+                f"dp: expected what tp x pp x cp leave of {space.in_words}, got {dp}. The nearest "
+                f"is {hint}"
+            )
+        degrees = {dp}
     if degrees and all(space.global_batch % dp for dp in degrees):
-        microbatch = int(fixed.get("microbatch", 1))
+        what = f"dp={fixed['dp']}" if "dp" in fixed else "dp"
         batch = min(
             (nearest_multiple(space.global_batch, dp * microbatch) for dp in degrees),
             key=lambda batch: (abs(batch - space.global_batch), batch),
         )
         raise UsageError(
-            f"global batch: expected a multiple of dp, got {space.global_batch} on "
+            f"global batch: expected a multiple of {what}, got {space.global_batch} on "
             f"{space.in_words}. The nearest is {batch}"
         )
 

@@ -32,6 +32,8 @@ from fullwire.simulation.traced_work import (
     WORK,
     TracedMessages,
     TracedTimes,
+    precision_of,
+    refuse_unlike_layers,
     sizes_of,
     steps_of_all,
     values_of_keys,
@@ -39,14 +41,7 @@ from fullwire.simulation.traced_work import (
 )
 from fullwire.units import shown
 from fullwire.workloads.architecture import Architecture
-from fullwire.workloads.layout import Layout, Precision
-
-_PRECISIONS: Mapping[str, Precision] = {
-    "float": "fp32",
-    "c10::half": "fp16",
-    "c10::bfloat16": "bf16",
-    "c10::float8_e4m3fn": "fp8",
-}
+from fullwire.workloads.layout import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +184,7 @@ class _Recognising:
                 global_batch=batch * micro * dp,
                 sequence=sequence * cp,
                 sequence_parallel=tp > 1 and any(op == "allgather" for op, *_ in kinds["tp"]),
-                precision=self._precision(),
+                precision=precision_of(self.run.operations),
                 context_kind="ring" if is_ring else "all-gather",
                 tp_overlap=False,
                 dp_overlap=beside > 0.3 or dp * cp == 1,
@@ -251,12 +246,6 @@ class _Recognising:
                 f"got {model.name} with {model.heads} and {model.hidden}"
             )
 
-    def _precision(self) -> Precision:
-        """Return the precision of most operations."""
-        types = Counter(map(str.lower, self.run.operations.dtype.tolist()))
-        known = Counter({kind: n for kind, n in types.items() if kind in _PRECISIONS})
-        return _PRECISIONS[known.most_common(1)[0][0]] if known else "bf16"
-
     def _layers(self, pp: int, micro: int) -> tuple[int, float]:
         """Return the model's layers, and attention's forward passes for each backward pass.
 
@@ -288,9 +277,12 @@ class _Recognising:
             if name in names and (sizes := sizes_of(shapes)):
                 yield sizes, calls
 
-    def _attended(self) -> Iterator[tuple[list[int], int, int]]:
-        """Yield calls of attention: batch, tokens, heads, their width; heads and tokens of keys."""
-        for name, shapes in (call for rank in self.ranks for call in self.calls[rank]):
+    def _attended(self, *ranks: int) -> Iterator[tuple[list[int], int, int]]:
+        """Yield calls of attention: batch, tokens, heads, their width; heads and tokens of keys.
+
+        - `ranks`: all, unless some are named.
+        """
+        for name, shapes in (call for rank in ranks or self.ranks for call in self.calls[rank]):
             sizes = sizes_of(shapes) if ATTENTION.search(name) else []
             if "backward" in name:  # its first tensor is the gradient, of the same sizes
                 sizes = sizes[1:]
@@ -304,6 +296,11 @@ class _Recognising:
 
     def _attention(self) -> tuple[int, int, int, int, int]:
         """Return sequences of a microbatch, their tokens, heads of a rank, and their width."""
+        of_ranks = {
+            rank: {(heads, width) for [_, _, heads, width], *_ in self._attended(rank)}
+            for rank in self.ranks
+        }
+        refuse_unlike_layers(of_ranks)
         # Around a ring, calls may have the late half of a rank's queries.
         calls = sorted(self._attended(), key=lambda call: -call[0][1])
         for [batch, tokens, heads, width], kv_heads, _ in calls:
@@ -462,16 +459,12 @@ class _Recognising:
         table = self.run.collectives
         senders = set(table.group[np.isin(table.op, TRANSFERS)].tolist())
         sends = any(messages.described(name) in ("", "pp") for name in senders)
-        first = sum(any(self._shapes(rank, "aten::embedding")) for rank in self.ranks)
-        holders = max(1, first * self.world // len(self.ranks))
-        found["pp"] = told.get("pp", self.world // holders if sends else 1)
+        ways = self.told.dp_and_cp or told.get("dp", 0) * cp
+        found["pp"] = told.get("pp") or (self._stages(ways) if sends else 1)
         split = max(1, self.world // max(1, found["pp"] * cp))
         found["tp"] = told.get("tp") or self._tensor_parallel(
             messages, hidden, heads, head_dim, split
         )
-        ways = self.told.dp_and_cp or told.get("dp", 0) * cp
-        if "tp" in told and ways and "pp" not in told and sends:
-            found["pp"] = self.world // (found["tp"] * ways)
         together = found["tp"] * found["pp"] * found["cp"]
         if together == 0 or self.world % together:
             raise UsageError(
@@ -485,6 +478,21 @@ class _Recognising:
         elif self.told.dp_and_cp not in (None, both):
             self.unlike_group = self.told.dp_and_cp
         return found["tp"], found["pp"], dp
+
+    def _stages(self, ways: int) -> int:
+        """Return PP where no group tells it: by the other degrees, or by the ranks that embed.
+
+        A part of the ranks may lack whole stages, which nothing in their traces shows.
+
+        - `ways`: data and context parallelism together, or 0 where no group tells them.
+        """
+        if (tp := self.told.of.get("tp", 0)) and ways:
+            return self.world // (tp * ways)
+        if len(self.ranks) < self.world:
+            expected = "the traces of all ranks, or a description of the pipeline's group (mesh_pp)"
+            raise self._lacks(expected, f"those of {len(self.ranks)} of {self.world} ranks")
+        first = sum(any(self._shapes(rank, "aten::embedding")) for rank in self.ranks)
+        return self.world // first
 
     def _microbatches(self) -> int:
         """Return how often a step passes the embedding."""

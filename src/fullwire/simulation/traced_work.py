@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,10 +23,11 @@ from fullwire.clusters.cluster import Floats
 from fullwire.errors import UsageError
 from fullwire.run.gaps import has_lost_its_end
 from fullwire.run.intervals import union, within
-from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Whole
+from fullwire.run.run import SIZE_UNKNOWN, Collectives, Operations, Run, Whole
 from fullwire.run.usual import marks_of_steps, usual_steps
 from fullwire.simulation.described_groups import kind_of_messages
 from fullwire.units import shown
+from fullwire.workloads.layout import Precision
 
 TRANSFERS = ("send", "recv", "sendrecv")
 _MOST_IDLE = 0.1  # of a whole step, at its end
@@ -37,11 +39,53 @@ PRODUCTS = ("aten::mm", "aten::addmm", "aten::_scaled_mm")
 BATCHED = ("aten::bmm", "aten::baddbmm")
 _SHARD_COPIES = ("aten::_foreach_copy_", "aten::split_with_sizes_copy", "aten::_chunk_cat")
 ATTENTION = re.compile(r"_scaled_dot_product_|_flash_attention_|_efficient_attention_|flash_attn")
-_SIZE = re.compile(r"[0-9]{1,18}")
 # Kernels by name, for work that no operation shows.
 _ATTENTION_KERNEL = re.compile(r"fmha|flash|attn|attention|sdpa", re.IGNORECASE)
 _PRODUCT_KERNEL = re.compile(r"gemm|nvjet|cutlass|xmma|cublas|cijk_", re.IGNORECASE)
+_SIZE = re.compile(r"[0-9]{1,18}")
+_PRECISIONS: Mapping[str, Precision] = {
+    "float": "fp32",
+    "c10::half": "fp16",
+    "c10::bfloat16": "bf16",
+    "c10::float8_e4m3fn": "fp8",
+}
 WORK = {"matmul": "matrix products", "attention": "attention"}
+
+
+def sizes_of(shapes: str) -> list[list[int]]:
+    """Return the sizes of an operation's tensors; none where the text of a trace is no sizes."""
+    sizes = [shape.split("x") for shape in shapes.split()]
+    flat = [size for shape in sizes for size in shape]
+    if not all(_SIZE.fullmatch(size) for size in flat):
+        return []
+    return [[int(size) for size in shape] for shape in sizes]
+
+
+def precision_of(operations: Operations) -> Precision:
+    """Return the precision of most operations."""
+    types = Counter(map(str.lower, operations.dtype.tolist()))
+    known = Counter({kind: n for kind, n in types.items() if kind in _PRECISIONS})
+    return _PRECISIONS[known.most_common(1)[0][0]] if known else "bf16"
+
+
+def refuse_unlike_layers(heads: Mapping[int, AbstractSet[tuple[int, int]]]) -> None:
+    """Refuse ranks whose layers differ: each rank of a plan has as many heads, of one width.
+
+    - `heads`: the heads of each rank's calls of attention, and their width.
+    """
+    known = {rank: own for rank, own in heads.items() if own}
+    for rank, own in known.items():
+        first = min(known)
+        if not own & known[first]:
+            told = [
+                f"{count} heads of {width} on rank {of}"
+                for of in (first, rank)
+                for count, width in sorted(known[of])[:1]
+            ]
+            raise UsageError(
+                "from: expected the traces of one run, whose ranks have layers alike, got "
+                f"attention of {' and of '.join(told)}"
+            )
 
 
 def steps_of_all(run: Run, steps: Whole) -> list[int]:
@@ -77,15 +121,6 @@ def whole_steps(run: Run, steps: Sequence[int]) -> list[int]:
         if end_ns - int(ends_ns.max(initial=start_ns)) > _MOST_IDLE * (end_ns - start_ns):
             cut.add(step)
     return [step for step in steps if step not in cut]
-
-
-def sizes_of(shapes: str) -> list[list[int]]:
-    """Return the sizes of an operation's tensors; none where the text of a trace is no sizes."""
-    sizes = [shape.split("x") for shape in shapes.split()]
-    flat = [size for shape in sizes for size in shape]
-    if not all(_SIZE.fullmatch(size) for size in flat):
-        return []
-    return [[int(size) for size in shape] for shape in sizes]
 
 
 def values_of_keys(own: Iterable[int], cp: int) -> frozenset[int]:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, cast
 
 from fullwire.errors import UsageError
 from fullwire.files import opened
-from fullwire.units import shown
+from fullwire.units import nearest_name, shown
 from fullwire.workloads.layout import Precision
 
 if sys.version_info >= (3, 11):
@@ -190,7 +190,7 @@ def accelerator(given: AcceleratorLike) -> Accelerator:
     if found is None:
         raise UsageError(
             f"device: expected one of {', '.join(accelerator_names())}, or a file of `fullwire "
-            f"bench device`, got {shown(text)}"
+            f"bench device`, got {shown(text)}{nearest_name(text, accelerator_names())}"
         )
     return _recognised(found, text)
 
