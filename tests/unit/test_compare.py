@@ -18,6 +18,7 @@ from fullwire.answers.opening import Opened
 from fullwire.answers.verification import verify
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.changes import about_changes
+from fullwire.findings.comparisons import sends_unseen
 from fullwire.report.explanation import comparison_markdown
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import NOT_SEEN, Gap, gaps_of
@@ -410,6 +411,17 @@ def test_communication_that_a_recorder_did_not_see_is_not_compared() -> None:
         assert found.sent_nothing is None
     found = fw.compare(missed, by_mpi)
     assert [" of both runs, so whole" in each for each in found.warnings].count(True) == 1
+    # A connection that was there before had carried as much; one worker has nobody to send to.
+    before = dataclasses.replace(silent(job), sockets=connection((carried, carried + 1000)))
+    assert not sends_unseen(before)
+    alone = dataclasses.replace(
+        by_mpi,
+        facts=dataclasses.replace(by_mpi.facts, workers=1),
+        spans=by_mpi.spans.rows(by_mpi.spans.rank == 0),
+        gradients=by_mpi.gradients.rows(by_mpi.gradients.rank == 0),
+    )
+    assert sends_unseen(by_mpi)
+    assert not sends_unseen(alone)
     found = fw.compare(job, little)
     assert found.sent_nothing == "after"
     assert not any("so whole steps" in each for each in found.warnings)

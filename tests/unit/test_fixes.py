@@ -18,6 +18,7 @@ from fullwire.run.run import Collectives, Events, Gradients, Run, Spans
 from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
+from fullwire.timeline.account import account
 from fullwire.words import sentence, setting
 from tests.jobs_by_hand import GIGABIT, MS, Rank, a_job, a_job_of_experts, a_trained_job
 
@@ -244,7 +245,7 @@ def test_a_late_rank_that_runs_longer_has_more_work() -> None:
         facts = dataclasses.replace(job.facts, backend="gloo", run_s=ran, run_delay_s=delays)
         return setting(fixes_of(dataclasses.replace(job, facts=facts))["straggler"])
 
-    expected = "its thread runs 44 ms of each step, that of the others 14 ms"
+    expected = "44 ms of each step is running, 14 ms on the other ranks"
     assert expected in advice((0.028, 0.028, 0.088))
     assert expected not in advice((0.0, 0.0, 0.088))  # its processor is taken
 
@@ -372,6 +373,11 @@ def test_waiting_for_data_is_worth_what_it_takes_with_one_worker_too() -> None:
     assert found["input"].scaling_factor == pytest.approx(0.104 / 0.116)
     assert "num_workers" in setting(found["input"])
     assert "input" not in fixes_of(job)
+    # A baseline that found its data in a cache takes less time than the job waits for its own.
+    waiting = dataclasses.replace(job, spans=Spans.joined([spans, waits]))
+    told = dataclasses.replace(account(waiting, {}), baseline_s=0.020)
+    [by_account] = fix_kinds()["input"].by_account(waiting, told)
+    assert 0 < by_account.scaling_factor < 0.020 / by_account.step_s
 
 
 @pytest.mark.parametrize(

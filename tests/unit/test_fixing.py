@@ -812,6 +812,10 @@ def test_loading_ahead_is_predicted_by_what_its_processes_load() -> None:
     assert "num_workers=8" in CAN["input"].in_few_steps(of_sleeper, account)
     of_loaders = dataclasses.replace(asleep, children_processor_s=((0.0, 0.02),))
     beside_loaders = dataclasses.replace(of_sleeper, facts=of_loaders)
+    hardly: Any = SimpleNamespace(
+        step_s=0.0474, alone_s=0.0474, parts_s={"input": 0.0002, "straggler": 0.02}
+    )
+    assert not [*CAN["input"].to_try(of_sleeper, hardly, seen, None)]  # it does not wait for data
     assert "num_workers" not in CAN["input"].in_few_steps(beside_loaders, account)
 
 

@@ -23,6 +23,7 @@ from fullwire.convergence.curves import curve_of, read_goal
 from fullwire.convergence.reaching import reach
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.importers import read
+from fullwire.run.run import Spans
 from fullwire.run.usual import begun_ns, gaps_between_steps_s, marks_of_steps
 from fullwire.words import sentence
 from tests.conftest import Cli
@@ -81,6 +82,19 @@ def test_a_line_stands_for_the_steps_since_the_line_before(
     metrics = read(written(tmp_path, "\n".join(lines))).metrics
     taken_s = (metrics.value + (first == 0)) * 0.1
     assert (metrics.time_ns * 1e-9).tolist() == pytest.approx(taken_s.tolist())
+
+
+def test_a_probe_step_takes_a_number_and_is_no_step_without_a_line() -> None:
+    names = ["step", "step", "probe", "step", "step"]
+    marks = Spans(
+        rank=np.zeros(5, np.int64),
+        step=np.array([0, 1, -1, 3, 4]),
+        lane=np.full(5, "host", object),
+        name=np.array(names, object),
+        start_ns=np.array([0, 10, 20, 35, 50]),  # 5 between steps from the probe on
+        end_ns=np.array([10, 20, 30, 45, 60]),
+    )
+    assert begun_ns(marks).tolist() == marks.start_ns.tolist()
 
 
 @pytest.mark.parametrize(

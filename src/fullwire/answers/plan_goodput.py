@@ -80,7 +80,7 @@ class Troubles:
 
 
 USUAL_TROUBLES = Troubles()
-_UNIT = "[A-Za-df-z][A-Za-z/]*"  # no unit begins with the e of an exponent
+_UNIT = "[A-DF-Za-df-z][A-Za-z/]*"  # no unit begins with the e of an exponent
 _RANGE = re.compile(
     rf"\s*(?P<low>{NUMBER})\s*(?P<low_unit>(?:{_UNIT})?)\s*-"
     rf"\s*(?P<high>{NUMBER})\s*(?P<unit>(?:{_UNIT})?)\s*"
@@ -121,8 +121,10 @@ def _ends(
         low, high = read(ends[0], name), read(ends[-1], name)
     except UsageError:
         raise UsageError(f"{name}: expected {expected}, got {shown(given)}") from None
-    if low > high or (low == 0 and both):
-        raise UsageError(f"{name}: expected {expected}, got {shown(given)}")
+    if low > high:
+        raise UsageError(f"{name}: expected the least value first, got {shown(given)}")
+    if low == 0 and both:
+        raise UsageError(f"{name}: expected a least value above 0, got {shown(given)}")
     return low, high
 
 

@@ -104,7 +104,8 @@ def _step_s(
 ) -> tuple[float, str]:
     """Return the time of a row's step, and the column that tells it."""
     told = {name: text for name in _TIMES if (text := (row.get(name) or "").strip())}
-    name, text = next(iter(told.items()), ("step_time_s", ""))
+    asked = next(name for name in _TIMES if name in row)
+    name, text = next(iter(told.items()), (asked, ""))
     try:
         value = float(text)
     except ValueError:

@@ -14,6 +14,7 @@ from fullwire.answers.plan_search import (
     Question,
     Searched,
     best_first,
+    is_measured,
     planned,
     search,
     search_each,
@@ -154,7 +155,8 @@ def assumptions(searched: Searched) -> Iterator[Finding]:
         )
     if question.cluster.measured is None:
         yield UsualShareOfLinks()
-    if with_fastest_inside(question.cluster) is not question.cluster:
+    is_bound = with_fastest_inside(question.cluster) is not question.cluster
+    if is_bound and not is_measured(searched, row):
         yield RestsOnLeastRate()
     if question.model.moe is not None:
         yield EvenExperts()

@@ -325,6 +325,8 @@ def planned(searched: Searched, row: int) -> Planned:
     step_s, least_s = (float(each.step_s[row]) for each in (searched.priced, searched.least))
     degrees = {name: int(getattr(plans, name)[row]) for name in DEGREES}
     factor = _interval_factor(searched, row)
+    if is_measured(searched, row):
+        least_s = step_s  # whatever its links are
 
     def part(name: str) -> float:
         return float(getattr(priced, name)[row])
@@ -397,11 +399,17 @@ def _is_equal(searched: Searched, row: int) -> bool:
 
     A measured plan is sure, and a plan that nobody measured may be as slow as its interval says.
     """
-    best, known = searched.order[0], searched.question.calibration
+    best = searched.order[0]
     slower = float(searched.step_s[row] / searched.step_s[best])
-    if known is not None and known.has_measured(searched.priced.shares[[row]])[0]:
+    if is_measured(searched, row):
         return slower <= max(1 + ALIKE, _interval_factor(searched, best))
     return slower <= 1 + ALIKE
+
+
+def is_measured(searched: Searched, row: int) -> bool:
+    """Say whether the user has measured this plan."""
+    known = searched.question.calibration
+    return known is not None and bool(known.has_measured(searched.priced.shares[[row]])[0])
 
 
 def _memory(held: Held, row: int) -> Memory:

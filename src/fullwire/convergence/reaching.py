@@ -554,11 +554,11 @@ def _forecast(curve: Curve, goal: Goal) -> Reach | _Refused:
     ends = np.interp((0.5, 0.05, 0.95), reached / reached[-1], np.log(needed[order]))
     middle, low, high = np.exp(ends).tolist()
     # Noise that neighbours share may hide that the law has got there; the recording ends above it.
-    middle, high = max(middle, last), max(high, last)
-    if high > WIDEST * low:
+    middle, high, later = max(middle, last), max(high, last), max(low, last)
+    if high > WIDEST * later:
         return _Refused(
             f" by {curve.unit} {last:.0f}. The forecast is too wide to use: "
-            f"{curve.unit}s {low:,.0f} to {show_number(high)}",
+            f"{curve.unit}s {later:,.0f} to {show_number(high)}",
             says_later=True,
         )
     return Reach(steps=middle, low=low, high=high, recorded=int(last), is_forecast=True)

@@ -13,6 +13,7 @@ from fullwire.findings.finding import Finding
 from fullwire.run.gaps import NOT_SEEN
 from fullwire.run.run import Run
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
+from fullwire.timeline.utilization import series
 
 SMALL = 0.05  # A change of this size interests people.
 _MUCH_OF_GRADIENTS = 0.5  # of their bytes: a ring of two sends all of them, another more
@@ -494,14 +495,14 @@ def sends_unseen(run: Run) -> bool:
     """
     if any(gap.reason.endswith(NOT_SEEN) for gap in run.gaps):
         return True
-    if len(run.collectives) or not len(run.sockets) or not len(run.gradients):
+    if len(run.collectives) or world(run) == 1 or not len(run.gradients):
         return False
     sockets = run.sockets
-    flows = np.stack([sockets.host.astype(str), sockets.flow.astype(str)])
-    _, of_flow = np.unique(flows, axis=1, return_inverse=True)
-    most = np.zeros(int(of_flow.max()) + 1, np.int64)
-    np.maximum.at(most, of_flow.reshape(-1), sockets.bytes_acked)
-    return bool(most.sum() >= _MUCH_OF_GRADIENTS * run.gradients.bytes.sum())
+    sent_bytes = sum(
+        int(np.ptp(sockets.bytes_acked[rows]))
+        for _, rows in series(sockets, sockets.host, sockets.flow)
+    )
+    return sent_bytes >= _MUCH_OF_GRADIENTS * int(run.gradients.bytes.sum())
 
 
 def about_means(lengths_s: Sequence[Sequence[Floats]], ratio: float) -> Iterator[Finding]:

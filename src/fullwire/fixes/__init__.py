@@ -17,7 +17,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fullwire.fixes.fix import Fix, FixKind, Risk, Seen, fix_kinds, without_loss
+from fullwire.fixes.fix import (
+    Fix,
+    FixKind,
+    Risk,
+    Seen,
+    alone_without_s,
+    fix_kinds,
+    without_loss,
+)
 
 if TYPE_CHECKING:
     from fullwire.run.run import Run
@@ -89,9 +97,10 @@ def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
     if rare is not None:
         usual = rare.usual_s
         gone_s = max(job.measured_s - usual.value, 0.0) if is_of_one else 0.0
+        given_s = alone_without_s(account, gone_s) if account.baseline_s else None
         all_usual = Forecast(
             step_s=usual.value,
-            scaling_factor=min((job.alone_s - gone_s) / usual.value, 1.0),
+            scaling_factor=min((given_s or job.alone_s - gone_s) / usual.value, 1.0),
             low_s=usual.low * (1 - _REPEATS),
             high_s=usual.high * (1 + _REPEATS),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import nan
 from pathlib import Path
@@ -251,10 +251,19 @@ def without_loss(account: Account, lost_s: float, *, of_one: bool) -> Forecast |
         return None
     return Forecast(
         step_s=step_s - lost_s,
-        scaling_factor=(account.alone_s - lost_s * of_one) / (step_s - lost_s),
+        scaling_factor=alone_without_s(account, lost_s * of_one) / (step_s - lost_s),
         low_s=nan,
         high_s=nan,
     )
+
+
+def alone_without_s(account: Account, lost_s: float) -> float:
+    """Return T1 without a loss of one worker; a baseline's becomes shorter in proportion.
+
+    The baseline may lack the loss, as with files that are in a cache by then.
+    """
+    own_s = replace(account, baseline_s=0.0).alone_s
+    return account.alone_s * max(1 - lost_s / own_s, 0.0) if own_s else account.alone_s
 
 
 def worthwhile(

@@ -20,6 +20,7 @@ import numpy as np
 
 from fullwire.errors import UsageError
 from fullwire.fixes.fix import (
+    MUCH,
     PLAIN,
     Fix,
     FixKind,
@@ -227,6 +228,8 @@ def _is_asleep(run: Run, account: Account) -> bool:
     """
     facts, parts_s = run.facts, account.parts_s
     if facts.run_s is None or facts.run_delay_s is None or _loading_s(run) > _HANDED_S / 4:
+        return False
+    if parts_s["input"] < MUCH * account.step_s:  # too little to tell by the other parts
         return False
     ready_s = sum(
         float(np.mean([time_s for _, time_s in of_ranks]))

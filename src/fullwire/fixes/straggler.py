@@ -91,9 +91,11 @@ def _who_worked_longer(run: Run, late: Late) -> str:
     )
     if theirs_s < _MORE_WORK * others_s or 1 + delayed > _MORE_DELAY * (1 + usual):
         return ""
+    it = "it" if len(late.ranks) == 1 else "them"
     return (
-        f"batches of equal work: its thread runs {show_time(theirs_s)} of each step, "
-        f"that of the others {show_time(others_s)}; if they are equal, look at its clock"
+        f"give {it} batches of equal work: {show_time(theirs_s)} of each step is running, "
+        f"{show_time(others_s)} on the other ranks. If the batches are equal, look at the clock of "
+        "the processor"
     )
 
 

@@ -150,19 +150,21 @@ def begun_ns(marks: Spans) -> Whole:
     """
     found = marks.start_ns.copy()
     in_order = np.lexsort((marks.start_ns, marks.rank))
-    in_order = in_order[marks.name[in_order] == "step"]  # a probe step has no number
+    is_step = marks.name[in_order] == "step"
+    if not is_step.any():
+        return found
+    room_ns = np.append(0, marks.start_ns[in_order][1:] - marks.end_ns[in_order][:-1])[is_step]
+    probes = np.cumsum(~is_step)[is_step]  # each took a number, which its mark does not tell
+    in_order = in_order[is_step]
     rank, number, start_ns, end_ns = (
         column[in_order] for column in (marks.rank, marks.step, marks.start_ns, marks.end_ns)
     )
-    if not len(number):
-        return found
     is_first = np.append([True], rank[1:] != rank[:-1])
-    apart = np.append(0, np.diff(number))
+    apart = np.append(0, np.diff(number) - np.diff(probes))
     between = apart[~is_first & (apart > 0)]
     usual = int(np.median(between)) if len(between) else 1
     apart = np.where(is_first, np.minimum(number + 1, usual), apart)
     unmarked_ns = np.maximum(apart - 1, 0) * (end_ns - start_ns)
-    room_ns = np.append(0, start_ns[1:] - end_ns[:-1])
     found[in_order] -= np.where(
         is_first, unmarked_ns, np.minimum(unmarked_ns, np.maximum(room_ns, 0))
     )

@@ -84,7 +84,10 @@ def rests_on_least(subjects: Sequence[Subject], grid: Grid) -> tuple[int, ...]:
     """Return the numbers of workers whose times rest on a rate that is only known to be reached."""
     if grid.cluster is None or with_fastest_inside(grid.cluster) is grid.cluster:
         return ()
-    ops = {"allreduce"}.union(*(subject.step.others.sent for subject in subjects))
+    steps = [subject.step for subject in subjects]
+    ops = set[str]().union(*(step.others.sent for step in steps))
+    if not all(step.sends_no_buckets for step in steps):
+        ops.add("allreduce")
     return tuple(
         workers
         for workers in grid.workers
