@@ -8,8 +8,9 @@ the squares of their logarithms add up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -135,7 +136,7 @@ class ToTarget:
 
 def to_goal(
     predict: Callable[..., AnyPredicted],
-    at_speeds: Callable[..., Iterable[Swept]],
+    at_speeds: Callable[..., Swept],
     runs: Sequence[tuple[str, Run]],
     asked: Asked,
     conditions: Conditions,
@@ -144,7 +145,7 @@ def to_goal(
     """Predict the time until a metric reaches its value.
 
     `predict` answers for the length of a step, with other workers than asked. A batch makes
-    computing slower or faster for each number of workers, and `at_speeds` predicts each of them so.
+    computing slower or faster for each number of workers. `at_speeds` predicts pairs of both.
     """
     if len(runs) != 1:
         raise UsageError(
@@ -183,12 +184,10 @@ def to_goal(
     if batches:
         if len(speed) > 1:
             raise UsageError(f"compute speed: expected one with --global-batch, got {len(speed)}")
-        passes_s = {size: law.time_s(_largest(batches, size) / passes) for size in sizes}
+        most = _largest(np.array(batches), np.array(sizes)[:, None])
         own_s = float(law.time_s(np.array(own.most)))
-        speeds = {
-            size: tuple((speed[0] * own_s / each_s).tolist()) for size, each_s in passes_s.items()
-        }
-        predictions, between_s = _joined(list(at_speeds(first, speeds)), batches)
+        speeds = speed[0] * own_s / law.time_s(most / passes)
+        predictions, between_s = _of_batches(partial(at_speeds, first), sizes, batches, speeds)
     whole = own.samples * passes
     batch = predictions["batch"] if batches else predictions["workers"] * whole
     batch = batch.astype(float)
@@ -234,32 +233,36 @@ def _about_batches(
         yield BatchIsUneven(count=int(is_uneven.sum()))
 
 
-def _joined(parts: Sequence[Swept], batches: Sequence[float]) -> Swept:
-    """Join predictions that differ in their workers, with batches in place of speeds.
+def _of_batches(
+    at_speeds: Callable[[Sequence[tuple[int, float]]], Swept],
+    sizes: Sequence[int],
+    batches: Sequence[int],
+    speeds: Floats,
+) -> Swept:
+    """Predict each batch for each number of workers, which are the rows of `speeds`.
 
-    Rows that no job can run are left out of the joined table.
+    Batches of which a worker has as many samples have one speed, and are predicted once. Rows that
+    no job can run are left out of the table.
     """
-    tables, intervals = zip(*parts, strict=True)
-    first = tables[0]
-    axes = {name.replace("compute_speed", "batch"): values for name, values in first.axes.items()}
-    axes["batch"] = tuple(batches)
-    axes["workers"] = tuple(table.axes["workers"][0] for table in tables)
-    place = list(axes).index("workers")
-    shape = [len(values) for values in axes.values()]
-    shape[place] = 1
+    all_pairs = [
+        (size, each) for size, row in zip(sizes, speeds.tolist(), strict=True) for each in row
+    ]
+    number_of = {pair: number for number, pair in enumerate(dict.fromkeys(all_pairs))}
+    table, ends_s = at_speeds(list(number_of))
+    numbers = np.reshape([number_of[pair] for pair in all_pairs], speeds.shape).T
+    before = tuple(len(values) for values in table.axes.values())
+    of_speed, of_workers = (list(table.axes).index(name) for name in ("compute_speed", "workers"))
 
-    def along_workers(columns: Sequence[Floats]) -> Floats:
-        whole = [np.broadcast_to(column, shape) for column in columns]
-        return np.concatenate(whole, axis=place)
+    def placed(column: Floats) -> Floats:
+        """Put the axis of the workers, which now follows that of the batches, in its place."""
+        taken = np.take(np.broadcast_to(column, before), numbers, axis=of_speed)
+        return np.moveaxis(np.squeeze(taken, axis=of_workers + 1), of_speed + 1, of_workers)
 
-    measures = {
-        name: along_workers([table.measures[name] for table in tables]) for name in first.measures
-    }
-    low_s, high_s = (
-        along_workers([ends[end].reshape(shape) for ends in intervals]).reshape(-1)
-        for end in (0, 1)
-    )
-    joined = only_runnable(replace(first, axes=axes, measures=measures, shown=None))
+    axes = {name.replace("compute_speed", "batch"): values for name, values in table.axes.items()}
+    axes |= {"batch": tuple(batches), "workers": tuple(sizes)}
+    measures = {name: placed(column) for name, column in table.measures.items()}
+    low_s, high_s = (placed(end_s.reshape(before)).reshape(-1) for end_s in ends_s)
+    joined = only_runnable(replace(table, axes=axes, measures=measures, shown=None))
     return joined, only_shown(joined, (low_s, high_s))
 
 
