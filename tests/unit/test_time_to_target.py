@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.answers import samples_to_goal
+from fullwire.answers import samples_to_goal, time_to_target
 from fullwire.answers.compare import noise_of, paces_s
 from fullwire.answers.conditions import read_price
 from fullwire.answers.samples_to_goal import Recorded, evidence, own_work
@@ -323,6 +323,7 @@ def test_batches_of_many_sizes_are_swept_together_with_the_digits_of_each_alone(
     calls.clear()
     fw.whatif(jobs[0], workers=list(range(2, 102)), global_batch=list(range(128, 138)), **asked)
     assert len(calls) <= 2 * of_one_size
+    monkeypatch.setattr(time_to_target, "_MOST_PAIRS", 5)  # in several parts
     table = fw.whatif(jobs[0], workers=sizes, global_batch=batches, **asked).columns()
     for size, batch in itertools.product(sizes, batches):
         alone = fw.whatif(jobs[0], workers=size, global_batch=batch, **asked).columns()

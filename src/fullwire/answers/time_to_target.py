@@ -8,7 +8,7 @@ the squares of their logarithms add up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -233,6 +233,9 @@ def _about_batches(
         yield BatchIsUneven(count=int(is_uneven.sum()))
 
 
+_MOST_PAIRS = 4096  # whose subjects are in memory together: a job with many gradients is large
+
+
 def _of_batches(
     at_speeds: Callable[[Sequence[tuple[int, float]]], Swept],
     sizes: Sequence[int],
@@ -248,20 +251,28 @@ def _of_batches(
         (size, each) for size, row in zip(sizes, speeds.tolist(), strict=True) for each in row
     ]
     number_of = {pair: number for number, pair in enumerate(dict.fromkeys(all_pairs))}
-    table, ends_s = at_speeds(list(number_of))
+    pairs = list(number_of)
+    firsts = range(0, len(pairs), _MOST_PAIRS)
+    parts = [at_speeds(pairs[first : first + _MOST_PAIRS]) for first in firsts]
+    tables, ends_s = zip(*parts, strict=True)
+    table = tables[0]
     numbers = np.reshape([number_of[pair] for pair in all_pairs], speeds.shape).T
-    before = tuple(len(values) for values in table.axes.values())
     of_speed, of_workers = (list(table.axes).index(name) for name in ("compute_speed", "workers"))
+    shapes = [tuple(len(values) for values in each.axes.values()) for each in tables]
 
-    def placed(column: Floats) -> Floats:
+    def placed(columns: Iterable[Floats]) -> Floats:
         """Put the axis of the workers, which now follows that of the batches, in its place."""
-        taken = np.take(np.broadcast_to(column, before), numbers, axis=of_speed)
+        each = [np.broadcast_to(column, at) for column, at in zip(columns, shapes, strict=True)]
+        taken = np.take(np.concatenate(each, axis=of_speed), numbers, axis=of_speed)
         return np.moveaxis(np.squeeze(taken, axis=of_workers + 1), of_speed + 1, of_workers)
 
     axes = {name.replace("compute_speed", "batch"): values for name, values in table.axes.items()}
     axes |= {"batch": tuple(batches), "workers": tuple(sizes)}
-    measures = {name: placed(column) for name, column in table.measures.items()}
-    low_s, high_s = (placed(end_s.reshape(before)).reshape(-1) for end_s in ends_s)
+    measures = {name: placed(each.measures[name] for each in tables) for name in table.measures}
+    low_s, high_s = (
+        placed(each[end].reshape(at) for each, at in zip(ends_s, shapes, strict=True)).reshape(-1)
+        for end in (0, 1)
+    )
     joined = only_runnable(replace(table, axes=axes, measures=measures, shown=None))
     return joined, only_shown(joined, (low_s, high_s))
 
