@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import re
 import sys
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.answers import samples_to_goal
+from fullwire.answers import samples_to_goal, time_to_target
 from fullwire.answers.compare import noise_of, paces_s
 from fullwire.answers.conditions import read_price
 from fullwire.answers.samples_to_goal import Recorded, evidence, own_work
@@ -300,6 +301,35 @@ def test_many_batches_of_a_size_are_swept_together(
     of_few = len(calls)
     fw.whatif(jobs[0], global_batch=[*range(64, 164)], **few)
     assert len(calls) == 2 * of_few
+
+
+def test_batches_of_many_sizes_are_swept_together_with_the_digits_of_each_alone(
+    jobs: tuple[Run, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the axes between the batch and the workers have several values."""
+    calls = []
+
+    def counted(*asked: Any) -> Any:
+        calls.append(asked)
+        return messages_of(*asked)
+
+    monkeypatch.setattr(sweep, "messages_of", counted)
+    large = dataclasses.replace(jobs[1], spans=Spans.empty())
+    asked: dict[str, Any] = {"curve": large, "target": GOAL, "bandwidth": "1Gbps,10Gbps"}
+    asked |= {"local_steps": [1, 4], "compression": "none,onebit", "fragments": [1, 2]}
+    sizes, batches = [1, 2, 3, 64], [64, 100, 640]
+    fw.whatif(jobs[0], workers=2, global_batch=[64, 65], **asked)
+    of_one_size = len(calls)
+    calls.clear()
+    fw.whatif(jobs[0], workers=list(range(2, 102)), global_batch=list(range(128, 138)), **asked)
+    assert len(calls) <= 2 * of_one_size
+    monkeypatch.setattr(time_to_target, "_MOST_PAIRS", 5)  # in several parts
+    table = fw.whatif(jobs[0], workers=sizes, global_batch=batches, **asked).columns()
+    for size, batch in itertools.product(sizes, batches):
+        alone = fw.whatif(jobs[0], workers=size, global_batch=batch, **asked).columns()
+        rows = (table["workers"] == size) & (table["batch"] == batch)
+        for name in ("step_s", "step_low_s", "step_high_s", "time_to_target_s", "scaling_factor"):
+            assert np.array_equal(table[name][rows], alone[name], equal_nan=True), name
 
 
 def test_many_sizes_of_a_job_are_read_and_summed_up_once(

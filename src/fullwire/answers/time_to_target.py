@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -134,7 +135,7 @@ class ToTarget:
 
 def to_goal(
     predict: Callable[..., AnyPredicted],
-    at_speeds: Callable[..., Iterable[Swept]],
+    at_speeds: Callable[..., Swept],
     runs: Sequence[tuple[str, Run]],
     asked: Asked,
     conditions: Conditions,
@@ -143,7 +144,7 @@ def to_goal(
     """Predict the time until a metric reaches its value.
 
     `predict` answers for the length of a step, with other workers than asked. A batch makes
-    computing slower or faster for each number of workers, and `at_speeds` predicts each of them so.
+    computing slower or faster for each number of workers. `at_speeds` predicts pairs of both.
     """
     if len(runs) != 1:
         raise UsageError(
@@ -182,12 +183,10 @@ def to_goal(
     if batches:
         if len(speed) > 1:
             raise UsageError(f"compute speed: expected one with --global-batch, got {len(speed)}")
-        passes_s = {size: law.time_s(_largest(batches, size) / passes) for size in sizes}
+        most = _largest(np.array(batches), np.array(sizes)[:, None])
         own_s = float(law.time_s(np.array(own.most)))
-        speeds = {
-            size: tuple((speed[0] * own_s / each_s).tolist()) for size, each_s in passes_s.items()
-        }
-        predictions, between_s = _joined(list(at_speeds(first, speeds)), batches)
+        speeds = speed[0] * own_s / law.time_s(most / passes)
+        predictions, between_s = _of_batches(partial(at_speeds, first), sizes, batches, speeds)
     whole = own.samples * passes
     batch = predictions["batch"] if batches else predictions["workers"] * whole
     batch = batch.astype(float)
@@ -233,32 +232,47 @@ def _about_batches(
         yield BatchIsUneven(count=int(is_uneven.sum()))
 
 
-def _joined(parts: Sequence[Swept], batches: Sequence[float]) -> Swept:
-    """Join predictions that differ in their workers, with batches in place of speeds.
+_MOST_PAIRS = 4096  # whose subjects are in memory together: a job with many gradients is large
 
-    Rows that no job can run are left out of the joined table.
+
+def _of_batches(
+    at_speeds: Callable[[Sequence[tuple[int, float]]], Swept],
+    sizes: Sequence[int],
+    batches: Sequence[int],
+    speeds: Floats,
+) -> Swept:
+    """Predict each batch for each number of workers, which are the rows of `speeds`.
+
+    Batches of which a worker has as many samples have one speed, and are predicted once. Rows that
+    no job can run are left out of the table.
     """
-    tables, intervals = zip(*parts, strict=True)
-    first = tables[0]
-    axes = {name.replace("compute_speed", "batch"): values for name, values in first.axes.items()}
-    axes["batch"] = tuple(batches)
-    axes["workers"] = tuple(table.axes["workers"][0] for table in tables)
-    place = list(axes).index("workers")
-    shape = [len(values) for values in axes.values()]
-    shape[place] = 1
+    all_pairs = [
+        (size, each) for size, row in zip(sizes, speeds.tolist(), strict=True) for each in row
+    ]
+    number_of = {pair: number for number, pair in enumerate(dict.fromkeys(all_pairs))}
+    pairs = list(number_of)
+    firsts = range(0, len(pairs), _MOST_PAIRS)
+    parts = [at_speeds(pairs[first : first + _MOST_PAIRS]) for first in firsts]
+    tables, ends_s = zip(*parts, strict=True)
+    table = tables[0]
+    numbers = np.reshape([number_of[pair] for pair in all_pairs], speeds.shape).T
+    of_speed, of_workers = (list(table.axes).index(name) for name in ("compute_speed", "workers"))
+    shapes = [tuple(len(values) for values in each.axes.values()) for each in tables]
 
-    def along_workers(columns: Sequence[Floats]) -> Floats:
-        whole = [np.broadcast_to(column, shape) for column in columns]
-        return np.concatenate(whole, axis=place)
+    def placed(columns: Iterable[Floats]) -> Floats:
+        """Put the axis of the workers, which now follows that of the batches, in its place."""
+        each = [np.broadcast_to(column, at) for column, at in zip(columns, shapes, strict=True)]
+        taken = np.take(np.concatenate(each, axis=of_speed), numbers, axis=of_speed)
+        return np.moveaxis(np.squeeze(taken, axis=of_workers + 1), of_speed + 1, of_workers)
 
-    measures = {
-        name: along_workers([table.measures[name] for table in tables]) for name in first.measures
-    }
+    axes = {name.replace("compute_speed", "batch"): values for name, values in table.axes.items()}
+    axes |= {"batch": tuple(batches), "workers": tuple(sizes)}
+    measures = {name: placed(each.measures[name] for each in tables) for name in table.measures}
     low_s, high_s = (
-        along_workers([ends[end].reshape(shape) for ends in intervals]).reshape(-1)
+        placed(each[end].reshape(at) for each, at in zip(ends_s, shapes, strict=True)).reshape(-1)
         for end in (0, 1)
     )
-    joined = only_runnable(replace(first, axes=axes, measures=measures, shown=None))
+    joined = only_runnable(replace(table, axes=axes, measures=measures, shown=None))
     return joined, only_shown(joined, (low_s, high_s))
 
 

@@ -55,6 +55,7 @@ from fullwire.simulation.conditions import (
     Changes,
     StepConditions,
     changed,
+    changed_in_pairs,
     unfolded,
     with_names,
 )
@@ -508,24 +509,21 @@ def _swept(
     )
     low_s, high_s = (np.reshape(end_s, measures["step_s"].shape) for end_s in around_s)
     check_times(names, low_end=low_s, high_end=high_s)
-    workers = np.reshape(predictions.axes["workers"], shaped(workers=len(grid.workers)))
-    check_scaling(names, workers, measures["scaling_factor"])
+    check_scaling(names, grid.workers_of_points(), measures["scaling_factor"])
     check_use(names, measures["network_utilization"])
     return predictions, around_s
 
 
 def _at_speeds(
-    transports: Transports, on: str, first: WhatIf, speeds: Mapping[int, tuple[float, ...]]
-) -> Iterator[Swept]:
-    """Predict the same job again for each number of workers, with its own speeds of computing."""
+    transports: Transports, on: str, first: WhatIf, pairs: Sequence[tuple[int, float]]
+) -> Swept:
+    """Predict the same job again, for pairs of workers and a speed along the axis of the speed."""
+    subjects, changes, own = changed_in_pairs(first.whole, first.changes, pairs)
+    grid = replace(first.grid, workers=(max(own),), own_workers=own)
     with crew(on) as those:
-        for workers, own in speeds.items():
-            changes = {**first.changes, "compute_speed": own}
-            subjects = changed(first.whole, changes)
-            grid = replace(first.grid, workers=(workers,))
-            of_kinds = _swept(apart(subjects), grid, transports, None, those)
-            predictions, around_s = in_the_mean(subjects, of_kinds)
-            yield unfolded(predictions, changes), around_s
+        of_kinds = _swept(apart(subjects), grid, transports, None, those)
+    predictions, around_s = in_the_mean(subjects, of_kinds)
+    return unfolded(predictions, changes), around_s
 
 
 @arguments_of(Conditions)

@@ -303,6 +303,27 @@ def changed(subjects: Sequence[Subject], changes: Changes) -> list[Subject]:
     return changed_subjects
 
 
+def changed_in_pairs(
+    subjects: Sequence[Subject], changes: Changes, pairs: Sequence[tuple[int, float]]
+) -> tuple[list[Subject], Changes, tuple[int, ...]]:
+    """Return each subject at the speed of each pair, and the number of workers that goes with it.
+
+    The number stands once for each kind of steps of a subject. The speeds are one more change.
+    """
+    workers, speeds = zip(*pairs, strict=True)
+    changes = {**changes, "compute_speed": speeds}
+    at = list(changes).index("compute_speed")
+    of_changes = itertools.product(*{**changes, "compute_speed": workers}.values())
+    of_subjects = [values[at] for values in of_changes] * len(subjects)
+    at_speeds = changed(subjects, changes)
+    own = [
+        count
+        for subject, count in zip(at_speeds, of_subjects, strict=True)
+        for _ in range(max(len(subject.kinds), 1))
+    ]
+    return at_speeds, changes, tuple(own)
+
+
 def with_names(subjects: Sequence[Subject], changes: Changes) -> list[Subject]:
     """Return changed subjects whose names say how they were changed."""
     combinations = list(itertools.product(*changes.values()))

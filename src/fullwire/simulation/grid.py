@@ -80,6 +80,19 @@ class Grid:
     cluster: Cluster | None = None
     is_startup_usual: bool = False  # the cluster states none
     is_scattered: bool = False
+    own_workers: tuple[int, ...] | None = None  # of each subject, in place of all `workers`
+
+    def among(self, subjects: slice) -> Grid:
+        """Return the grid for some subjects, whose own numbers of workers are then on its axis."""
+        if self.own_workers is None:
+            return self
+        return replace(self, workers=self.own_workers[subjects], own_workers=None)
+
+    def workers_of_points(self) -> Floats:
+        """Return the number of workers, in the shape of an array that varies with it."""
+        if self.own_workers is None:
+            return np.reshape(np.array(self.workers, float), shaped(workers=len(self.workers)))
+        return np.reshape(np.array(self.own_workers, float), shaped(run=len(self.own_workers)))
 
     def __post_init__(self) -> None:
         for name in AXES_GIVEN:

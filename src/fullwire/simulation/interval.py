@@ -163,7 +163,7 @@ def _of_one_kind(
     # An interval of a step that scatters a lot may be wider than the step. Times end at 0.
     low_s = np.maximum(np.maximum(step_s - half_s - sooner_s - warm_s, alone_s), 0.0)
     high_s = step_s + half_s + later_s
-    is_t1 = np.reshape(np.array(grid.workers) == 1, shaped(workers=len(grid.workers))) & (above > 0)
+    is_t1 = (grid.workers_of_points() == 1) & (above > 0)
     low_s, high_s = (
         np.where(is_t1 & is_known, t1_s * share, end_s)
         for share, end_s in ((1 - below, low_s), (1 + above, high_s))

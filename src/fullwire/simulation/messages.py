@@ -472,12 +472,16 @@ def _way(
     hop_s = latency_s if on_links is None else 0.0  # the times of links hold their latencies
     kinds = {codec.combining for codec in compressors}
     routed: list[dict[Combining, Routed]] = []
+    around_a_switch = {
+        workers: {
+            kind: gradient_cost(kind, algorithm, workers, buckets.bytes, subject.adds)
+            for kind in kinds
+        }
+        for workers in (set(sizes) if on_links is None else ())
+    }
     for row, workers in enumerate(sizes):
         if on_links is None:
-            by_kind = {
-                kind: gradient_cost(kind, algorithm, workers, buckets.bytes, subject.adds)
-                for kind in kinds
-            }
+            by_kind = around_a_switch[workers]
         else:
             routed.append({kind: on_links.gradients(kind, algorithm, workers) for kind in kinds})
             by_kind = {
@@ -540,7 +544,10 @@ def _others(
         return
     kinds = Counter(zip(others.sent, others.bytes, others.members, strict=True))
     for (op, size, members), count in kinds.items():
-        costs = [recorded_cost(op, members or among, size, subject.adds) for among in workers]
+        cost_of = {
+            among: recorded_cost(op, members or among, size, subject.adds) for among in set(workers)
+        }
+        costs = [cost_of[among] for among in workers]
         yield _Other(
             wire_bits=np.array([8 * float(cost.wire_bytes) for cost in costs]),
             hops=np.array([float(cost.hops) for cost in costs]),

@@ -79,6 +79,8 @@ def stacks(subjects: Sequence[Subject], grid: Grid, most_points: int) -> list[sl
     before: tuple[Any, ...] = ()
     for number, subject in enumerate(subjects):
         now = beside_times(subject)
+        if now and grid.own_workers and grid.cluster is not None:  # a size has routes of its own
+            now = (*now, grid.own_workers[number])
         first = found[-1].start if found else 0
         if now and now == before and number - first < most:
             found[-1] = slice(first, number + 1)

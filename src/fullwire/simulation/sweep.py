@@ -94,6 +94,8 @@ def sweep(
     if grid.cluster is not None and not grid.cluster.is_flat:
         together = 1  # one size of a described cluster takes long enough alone
     sizes = [slice(first, first + together) for first in range(0, len(grid.workers), together)]
+    if grid.own_workers is not None:
+        sizes = [slice(None)]
     of_runs = stacks(subjects, grid, BLOCK_POINTS)
     places = itertools.product(sizes, of_runs, *(range(len(axis)) for axis in varied))
     pieces = list(itertools.starmap(_Piece, places))
@@ -247,7 +249,7 @@ def _predicted(
     subjects: Sequence[Subject], grid: Grid, piece: _Piece, out: dict[str, Floats] | None = None
 ) -> dict[str, Floats]:
     """Compute the measures of one piece, block by block; `out` holds them if it is given."""
-    stack = subjects[piece.runs]
+    stack, grid = subjects[piece.runs], grid.among(piece.runs)
     subject = stack[0]
     if len(stack) > 1:
         subject = replace(subject, step=StackedStep.of([each.step for each in stack]))
