@@ -33,7 +33,7 @@ from fullwire.simulation.traced_work import (
     TracedMessages,
     TracedTimes,
     precision_of,
-    refuse_unlike_layers,
+    refuse_several_runs,
     sizes_of,
     steps_of_all,
     whole_steps,
@@ -313,11 +313,12 @@ class _Recognising:
 
     def _attention(self) -> tuple[int, int, int, int, int]:
         """Return sequences of a microbatch, their tokens, heads of a rank, and their width."""
-        refuse_unlike_layers(
+        refuse_several_runs(
+            self.run,
             {
                 rank: {(heads, width) for [_, _, heads, width], *_ in self._attended(rank)}
                 for rank in self.ranks
-            }
+            },
         )
         for [batch, tokens, heads, width], kv_heads, _ in self._attended():
             return batch, tokens, heads, kv_heads, width
