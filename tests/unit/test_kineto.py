@@ -253,6 +253,52 @@ def test_clocks_are_set_by_the_ends_of_collectives(tmp_path: Path) -> None:
     assert found.ranks[0].waiting_s == pytest.approx(6 * 300e-6, abs=6 * 5e-6)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "later_us", "sums", "told"),
+    [
+        (("a", "a"), 60e6, 0, "trace of rank 1 begins 59.99 s after that of rank 0 ends"),
+        (("a", "b"), 60e6, 0, ""),  # clocks of hosts may differ
+        (("a", "a"), 60e6, 6, ""),  # so may those of hosts with one name: their sums end together
+        (("a", "a"), 2e3, 0, ""),
+    ],
+)
+def test_traces_of_one_host_that_were_taken_at_different_times_are_told(
+    tmp_path: Path, hosts: tuple[str, str], later_us: float, sums: int, told: str
+) -> None:
+    for rank, host in enumerate(hosts):
+        job = Job(rank, host_name=host, baseTimeNanoseconds=10**18)
+        for number in range(6):
+            begin = later_us * rank + 1e3 * number
+            job.step(number, begin, begin + 1e3).kernel(GEMM, begin, begin + 900, launch=begin)
+            if number < sums:
+                job.kernel(
+                    ALL_REDUCE, begin + 900, begin + 990, launch=begin, stream=9, **reduced(1_000)
+                )
+        job.write(tmp_path / f"{rank}.json")
+    found = [text for text in read(tmp_path).missing if "may be of several runs" in text]
+    assert len(found) == bool(told)
+    assert told in " ".join(found)
+
+
+@pytest.mark.parametrize(("calls", "size", "is_told"), [(4, 1, 0), (3, 1, 0), (2, 1, 1), (4, 2, 1)])
+def test_ranks_of_one_group_call_the_same_collectives_or_are_of_several_runs(
+    tmp_path: Path, calls: int, size: int, is_told: bool
+) -> None:
+    """The edges of a trace may lack a collective; half of them are no edge."""
+    for rank, (own_calls, own_size) in enumerate(((4, 1), (calls, size))):
+        job = Job(rank)
+        for step in range(2):
+            job.step(step, 1e3 * step, 1e3 * (step + 1))
+            for call in range(own_calls):
+                begin = 1e3 * step + 200.0 * call
+                job.kernel(
+                    ALL_REDUCE, begin, begin + 100, launch=begin, **reduced(10_000 * own_size)
+                )
+        job.write(tmp_path / f"{rank}.json")
+    found = [text for text in read(tmp_path).missing if text.endswith("they are of several runs")]
+    assert len(found) == is_told
+
+
 def test_the_base_of_each_trace_counts(tmp_path: Path) -> None:
     for rank, base_ns in ((0, 10**18), (1, 10**18 + 5_000)):
         job = Job(rank, baseTimeNanoseconds=base_ns).step(0, 0, 50)

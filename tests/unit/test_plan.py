@@ -842,11 +842,13 @@ def test_nodes_are_not_asked_for_where_no_other_number_allows_the_fixed_degrees(
         )
 
 
-def test_fewer_nodes_are_enough_where_they_allow_other_degrees() -> None:
+def test_the_nearest_number_of_nodes_may_be_one_that_allows_other_degrees() -> None:
     """Beside TP 8, 14 nodes leave CP 2 at most. Their leanest plan shares less than one of 16."""
     asked: dict[str, Any] = {"cluster": "dgx-h100", "global_batch": 64, "fix": "recompute=none"}
     with pytest.raises(UsageError, match="expected 16 nodes instead of 14"):
         fw.plan("llama3-405b", nodes=14, **asked)
+    with pytest.raises(UsageError, match="expected 16 nodes instead of 18"):
+        fw.plan("llama3-405b", nodes=18, **asked)
     assert fw.plan("llama3-405b", nodes=16, top=1, **asked).best.cp == 8
 
 

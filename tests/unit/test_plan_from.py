@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
 import re
@@ -800,9 +801,18 @@ def test_ranks_of_several_runs_are_no_plan(tmp_path: Path) -> None:
     traced(tmp_path / "layers", tp=2)
     traced(tmp_path / "stages", pp=2)
     (tmp_path / "stages" / "rank1.json").replace(tmp_path / "layers" / "rank1.json")
+    mixed = fw.read(tmp_path / "layers")
     with pytest.raises(
         UsageError, match=r"traces of one run.* 4 heads of 64 on rank 0 and of 8 heads of 64 on"
     ):
+        recognised(mixed)
+    for path in (tmp_path / "layers").iterdir():  # no group of one rank, so each one has both
+        trace = json.loads(path.read_text())
+        del trace["distributedInfo"]["pg_config"][1:]
+        path.write_text(json.dumps(trace))
+    # Per microbatch, each of the layers sums its activations twice in each pass.
+    unlike = f"a step of rank 0 has {4 * LAYERS * BATCH} allreduce .*, and one of rank 1 has none"
+    with pytest.raises(UsageError, match=rf"traces of one run: ranks 0 and 1 share .* {unlike}"):
         fw.plan(recorded=tmp_path / "layers", to="tp=1,pp=1")
 
 

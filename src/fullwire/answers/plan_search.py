@@ -257,9 +257,9 @@ def _too_large(question: Question, memory: Held, plans: Plans) -> str:
 
 
 def _enough_nodes(question: Question, least: int, here_bytes: int) -> str | None:
-    """Search on more and more nodes until a plan fits: degrees do not divide every number.
+    """Search for the nearest number of nodes on which a plan fits: degrees do not divide each one.
 
-    More nodes share at best what a plan needs here (`here_bytes`) beyond a constant. Fewer than
+    More nodes share at best what a plan needs here (`here_bytes`) beyond a constant. Less than
     `least` may do where they allow degrees that do not divide these nodes. The result is None where
     that constant does not fit, or no other number allows a plan: the decided degrees forbid it.
     """
@@ -273,12 +273,13 @@ def _enough_nodes(question: Question, least: int, here_bytes: int) -> str | None
     least = max(least, here + 1)
     doubled = here * 2 ** math.ceil(math.log2(least / here))  # degrees divide most such numbers
     apart = 2 ** max(0, math.ceil(math.log2((least - here) / _MOST_TRIED)))
-    sooner = range((here // apart + 1) * apart, least, apart)
-    for nodes in sorted({*sooner, *range(least, least + _MOST_TRIED), 2 * here, doubled}):
+    sooner = (*range(max(1, here - _MOST_TRIED), here), *range(here - here % apart, least, apart))
+    tried = {*sooner, *range(least, least + _MOST_TRIED), 2 * here, doubled} - {0, here}
+    for nodes in sorted(tried, key=lambda nodes: (abs(nodes - here), nodes)):
         memory = _held_on(question, nodes)
         if memory is not None and memory.fits(has_bytes).any():
             return f"{nodes} nodes"
-        if memory is not None:
+        if memory is not None and nodes > here:
             constants.append(constant_bytes(nodes, memory))
     # The batch may allow no plan on more devices. Then fewer ones tell what they do not share.
     fewer = None if constants or here == 1 else _held_on(question, here // 2)

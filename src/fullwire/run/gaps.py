@@ -8,6 +8,7 @@ from dataclasses import dataclass
 NOT_SEEN = "not seen"  # how the sentence about collectives ends that the recorder missed
 # The beginnings of sentences about a file whose rest is lost.
 ENDS_IN_THE_MIDDLE, DAMAGED = "it ends in the middle", "damaged at byte"
+OF_SEVERAL_RUNS = "they are of several runs"  # how the sentence about ranks ends that do so
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,11 @@ def has_lost_its_end(gaps: Iterable[Gap]) -> bool:
     """Say whether the rest of a file that was read is lost."""
     lost = ENDS_IN_THE_MIDDLE, DAMAGED
     return any(words in gap.reason for gap in gaps for words in lost)
+
+
+def of_several_runs(gaps: Iterable[Gap]) -> str:
+    """Return why the ranks of a run cannot be of one job; empty if nothing says so."""
+    return next((gap.reason for gap in gaps if gap.reason.endswith(OF_SEVERAL_RUNS)), "")
 
 
 def reasons(gaps: Iterable[Gap], tables: Collection[str]) -> tuple[str, ...]:

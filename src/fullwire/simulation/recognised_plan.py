@@ -33,7 +33,7 @@ from fullwire.simulation.traced_work import (
     TracedMessages,
     TracedTimes,
     precision_of,
-    refuse_unlike_layers,
+    refuse_several_runs,
     sizes_of,
     steps_of_all,
     values_of_keys,
@@ -300,7 +300,7 @@ class _Recognising:
             rank: {(heads, width) for [_, _, heads, width], *_ in self._attended(rank)}
             for rank in self.ranks
         }
-        refuse_unlike_layers(of_ranks)
+        refuse_several_runs(self.run, of_ranks)
         # Around a ring, calls may have the late half of a rank's queries.
         calls = sorted(self._attended(), key=lambda call: -call[0][1])
         for [batch, tokens, heads, width], kv_heads, _ in calls:

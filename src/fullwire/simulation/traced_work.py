@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fullwire.clusters.cluster import Floats
 from fullwire.errors import UsageError
-from fullwire.run.gaps import has_lost_its_end
+from fullwire.run.gaps import has_lost_its_end, of_several_runs
 from fullwire.run.intervals import union, within
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Operations, Run, Whole
 from fullwire.run.usual import marks_of_steps, usual_steps
@@ -68,11 +68,13 @@ def precision_of(operations: Operations) -> Precision:
     return _PRECISIONS[known.most_common(1)[0][0]] if known else "bf16"
 
 
-def refuse_unlike_layers(heads: Mapping[int, AbstractSet[tuple[int, int]]]) -> None:
-    """Refuse ranks whose layers differ: each rank of a plan has as many heads, of one width.
+def refuse_several_runs(run: Run, heads: Mapping[int, AbstractSet[tuple[int, int]]]) -> None:
+    """Refuse ranks that no plan has together: each has as many heads, of one width.
 
     - `heads`: the heads of each rank's calls of attention, and their width.
     """
+    if reason := of_several_runs(run.gaps):
+        raise UsageError(f"from: expected the traces of one run: {reason}")
     known = {rank: own for rank, own in heads.items() if own}
     for rank, own in known.items():
         first = min(known)

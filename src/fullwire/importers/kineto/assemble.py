@@ -24,7 +24,7 @@ from fullwire.importers.kineto.rank import Outline, Tables, read_rank
 from fullwire.importers.kineto.recognise import asked_for
 from fullwire.importers.kineto.scan import scanned
 from fullwire.run.facts import Facts
-from fullwire.run.gaps import gaps_of
+from fullwire.run.gaps import OF_SEVERAL_RUNS, gaps_of
 from fullwire.run.run import (
     AnyTable,
     Collectives,
@@ -34,12 +34,14 @@ from fullwire.run.run import (
     Run,
     Spans,
 )
-from fullwire.units import show_ranks, show_time, shown
+from fullwire.units import show_bytes, show_ranks, show_time, shown
 
 _MOST_NAMED = 5  # unknown kernels, in a warning
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})", re.IGNORECASE)
 _MOST_GROUPS = 64  # descriptions; a job has some kinds of groups, and many of each
 _MOST_GROUP_NAMES = 10_000
+_ALIKE = 0.75  # of the collectives of a step: the edges of a trace may lack some
+_AGREED = 0.01  # of a trace: ends of collectives that scatter less are of the same ones
 _REPORTED_NS = 100_000  # clocks of hosts usually differ by less, which is not reported
 
 
@@ -203,6 +205,8 @@ class Job:
             missing.append(f"{len(self.ranks)} of {world} ranks are here")
         if not told:
             missing.append(f"no trace says how many ranks the job had; it had at least {world}")
+        missing += _of_several_runs(dict(ordered), world)
+        missing += _at_other_times(dict(ordered), clocks)
         total = sum(rank.collectives for rank in self.ranks.values())
         if unknown := sum(rank.without_size for rank in self.ranks.values()):
             missing.append(f"of {unknown:,} of {total:,} collectives the size is not told")
@@ -331,6 +335,81 @@ def _groups(ranks: Iterable[tuple[int, Outline]]) -> tuple[str | None, str | Non
 
 def _listed(told: Iterable[str]) -> str | None:
     return ", ".join(sorted({*filter(None, told)})[:8]) or None
+
+
+def _of_several_runs(ranks: Mapping[int, Outline], world: int) -> Iterator[str]:
+    """Yield which ranks of a group do not call the collectives that each of its ranks must call.
+
+    Marks of Gloo do not name their group. It is the one of all ranks where a job has no other.
+    """
+    means: dict[tuple[str, str], dict[int, Mapping[str, float]]] = {}
+    for rank, outline in ranks.items():
+        if outline.problems or not outline.has_steps:
+            continue  # of a part of a trace, the mean of a step is unknown
+        if set(outline.groups.values()) == {world}:
+            of_all: Counter[str] = Counter()
+            for of_group in outline.joint.values():
+                of_all.update(of_group)
+            means.setdefault(("", ""), {})[rank] = of_all
+            continue
+        for group, of_group in outline.joint.items():
+            if all(group):
+                means.setdefault(group, {})[rank] = of_group
+    for of_ranks in means.values():
+        first = min(of_ranks)
+        for rank, of_rank in of_ranks.items():
+            if _is_unlike(of_ranks[first], of_rank):
+                yield (
+                    f"ranks {first} and {rank} share a group, but a step of rank {first} has "
+                    f"{_joint_in_words(of_ranks[first])}, and one of rank {rank} has "
+                    f"{_joint_in_words(of_rank)}: {OF_SEVERAL_RUNS}"
+                )
+                return
+
+
+def _is_unlike(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    """Say whether too few collectives of two ranks' steps can be the same ones."""
+    pairs = {op: sorted((one.get(op, 0.0), other.get(op, 0.0))) for op in {*one, *other}}
+    low_bytes, high_bytes = pairs.pop("bytes", (0.0, 0.0))
+    low, high = (sum(pair[place] for pair in pairs.values()) for place in (0, 1))
+    return low < _ALIKE * high or low_bytes < _ALIKE * high_bytes
+
+
+def _joint_in_words(means: Mapping[str, float]) -> str:
+    calls = [f"{means[op]:.3g} {op}" for op in sorted(means) if op != "bytes"]
+    sums = f" ({show_bytes(means['bytes'])})" if means.get("bytes") else ""
+    return " and ".join(calls) + sums if calls else "none"
+
+
+def _at_other_times(ranks: Mapping[int, Outline], clocks: Clocks) -> Iterator[str]:
+    """Yield which ranks of one host were traced when others were not.
+
+    Clocks of several hosts may differ, and hosts may bear one name. Collectives that end together
+    tell such clocks.
+    """
+    on_host: dict[str, list[tuple[int, int, int]]] = {}
+    for rank, outline in ranks.items():
+        if outline.host and outline.base_ns is not None and outline.first_ns is not None:
+            last_ns = outline.first_ns if outline.last_ns is None else outline.last_ns
+            scatter_ns = clocks.scatter_ns.get(rank, 0)
+            is_agreed = scatter_ns < _AGREED * (last_ns - outline.first_ns)
+            ahead_ns = clocks.ahead_ns.get(rank, 0) if is_agreed else 0
+            shift_ns = outline.base_ns - ahead_ns
+            window = (outline.first_ns + shift_ns, last_ns + shift_ns, rank)
+            on_host.setdefault(outline.host, []).append(window)
+    for windows in on_host.values():
+        windows.sort()
+        until_ns = windows[0][1]
+        for place, (first_ns, last_ns, rank) in enumerate(windows):
+            if first_ns > until_ns:
+                before = show_ranks(sorted(earlier for *_, earlier in windows[:place]))
+                yield (
+                    f"on one host the trace of rank {rank} begins "
+                    f"{show_time((first_ns - until_ns) * 1e-9)} after that of {before} ends, so "
+                    "they may be of several runs"
+                )
+                break
+            until_ns = max(until_ns, last_ns)
 
 
 def _about_ranks(ranks: Mapping[int, Outline]) -> Iterator[str]:

@@ -40,6 +40,7 @@ from fullwire.run.run import SIZE_UNKNOWN, Gradients, Operations, Spans, Text, W
 
 LONG = 0.02  # Share of the span: unknown kernels that together take less change no answer.
 _MOST_STEPS = 20_000  # Steps whose ends are kept, to give one step the same number on every rank.
+_JOINT = ("allreduce", "allgather", "reducescatter")  # each member of a group calls as many
 _LOADING = "enumerate(DataLoader)#"
 
 
@@ -57,10 +58,15 @@ class Outline:
     is_distributed: bool
     base_ns: int | None
     first_ns: int | None  # The first beginning, in the trace's own clock.
+    last_ns: int | None  # The last end, in the trace's own clock.
     step_ends_ns: Whole  # Ends of steps that lack numbers, in the trace's own clock.
+    has_steps: bool
     has_gradients: bool
     passes: int | None  # Of a usual step; None where no mark of autograd tells them.
     collectives: int
+    joint: Mapping[
+        tuple[str, str], Mapping[str, float]
+    ]  # Means of a step, by group and its members.
     without_size: int  # Number of collectives without a size.
     members: Mapping[str, frozenset[str]]  # The lists of ranks that bear each group's name.
     miscounted: frozenset[str]  # Groups whose collectives lack numbers in the trace.
@@ -130,6 +136,7 @@ def _outline(
     begins = [
         int(column.min()) for column in (tables.spans.start_ns, found.issue_ns) if len(column)
     ]
+    ends_ns = [int(column.max()) for column in (tables.spans.end_ns, found.end_ns) if len(column)]
     group_size = trace.notes["group_size"]
     ends = list(zip(found.group.tolist(), found.members.tolist(), strict=True))
     members: dict[str, set[str]] = {}
@@ -154,10 +161,13 @@ def _outline(
         is_distributed=bool(trace.libraries),
         base_ns=trace.base_ns,
         first_ns=min(begins, default=None),
+        last_ns=max(ends_ns, default=None),
         step_ends_ns=steps.end_ns[: 0 if steps.is_numbered else _MOST_STEPS],
+        has_steps=bool(len(steps.number)),
         has_gradients=bool(len(tables.gradients)),
         passes=_passes_of_usual_step(trace, by_launch, kinds),
         collectives=len(found.op),
+        joint=_joint(steps, found),
         without_size=int((found.dtype == SIZE_UNKNOWN).sum()),
         members={group: frozenset(of_group) for group, of_group in members.items()},
         miscounted=frozenset(
@@ -176,6 +186,22 @@ def _outline(
             kinds == Known.COMMUNICATES,
         ),
     )
+
+
+def _joint(steps: Steps, found: Found) -> dict[tuple[str, str], dict[str, float]]:
+    """Return the mean calls of a step and the bytes of its sums, of collectives that need all."""
+    totals: dict[tuple[str, str], Counter[str]] = {}
+    chosen = np.isin(found.op, _JOINT) & (found.step >= 0)
+    columns = (found.group, found.members, found.op, found.bytes)
+    for group, members, op, size in zip(*(each[chosen].tolist() for each in columns), strict=True):
+        total = totals.setdefault((group, members), Counter())
+        total[op] += 1
+        if op == "allreduce":  # ranks may gather or scatter parts of unlike sizes
+            total["bytes"] += size
+    return {
+        group: {name: amount / len(steps.number) for name, amount in total.items()}
+        for group, total in totals.items()
+    }
 
 
 def _kinds(trace: Trace, by_launch: Launched, pattern: re.Pattern[str] | None) -> NDArray[np.int8]:
