@@ -136,8 +136,8 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
     """Return the subject with the T1 of its account; the rest of its step is contention.
 
     On processors it grows with the bytes that are sent while a worker computes. On devices it grows
-    with the time for which they are sent. Where next to none was, all predictions
-    keep it as recorded. The turns of ranks on a processor are no part of a typical step.
+    with the time for which they are sent. What these do not explain, beyond the error of T1, all
+    predictions keep as recorded. The turns of ranks on a processor are no part of a typical step.
     """
     alone_s, alone_ns, step = alone.time_s, round(alone.time_s * 1e9), subject.step
     # Averages of parameters slow no computing down: all that is not T1 is their exposed time.
@@ -179,7 +179,15 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
         work = float(exposed.work_s.sum()) / all_bits / max(ranks, 1.0)
         if work:
             told = told.with_another(_Estimate(work * min(busy * ranks, 1.0), work * _LIKELY_OFF))
-    crowding = replace(crowding, s_each=told.value, off_s_each=told.off, recorded_beside=beside)
+    crowded_s = step.crowded_by_messages_s
+    rest_s = max(crowded_s - told.value * beside - NORMAL_90 * t1_off * alone_s, 0.0)
+    crowding = replace(
+        crowding,
+        s_each=told.value,
+        off_s_each=told.off,
+        recorded_beside=beside,
+        steady_share=rest_s / crowded_s if crowded_s else 0.0,
+    )
     return replace(crowded, crowding=crowding)
 
 
@@ -210,14 +218,31 @@ def residues(
         return subject.residues * len(transports)
     # Its ranks were placed as recorded, wherever they are asked to be.
     step, plain = subject.step, replace(subject, residues=(Residue(),), ranks_per_host=None)
-    played = sweep([plain], replace(subject.recorded, transports=tuple(transports)))
+    point = replace(subject.recorded, transports=tuple(transports))
+    played = sweep([plain], point)
+    [policy], [algorithm], [latency_s] = point.buckets, point.algorithms, point.latency_s
+    messages = messages_of(plain, policy, algorithm, latency_s, point)
+    rate_bps, unpacked = np.array([[[point.bandwidth_bps[0]]]]), np.ones((1, 1, 1))
+    before_s = (step.waiting_ns + step.packing_ns) * 1e-9
     found = []
-    for at, step_s, overhead_s in zip(
-        measured_ns, played["step_s"].tolist(), played["overhead_s"].tolist(), strict=True
+    for at, transport, step_s, overhead_s in zip(
+        measured_ns,
+        transports,
+        played["step_s"].tolist(),
+        played["overhead_s"].tolist(),
+        strict=True,
     ):
         assert at is not None  # None in measured_ns has been asked
-        before_s = (step.waiting_ns + step.packing_ns) * 1e-9
-        found.append(Residue(at * 1e-9 - step_s, overhead_s - before_s))
+        hidden_s = messages.exposed(slice(None), rate_bps, transport, unpacked).hidden_s
+        found.append(
+            Residue(
+                time_s=at * 1e-9 - step_s,
+                at_overhead_s=overhead_s - before_s,
+                at_hidden_s=float(np.max(hidden_s)),
+                passes=point.accumulate[0] * point.local_steps[0],
+                messages=max(messages.count, 1),
+            )
+        )
     return tuple(found)
 
 
