@@ -169,7 +169,7 @@ class Residue:
         misfit_s = np.minimum(self.time_s, _TRANSPORT_OFF * at_s)
         less_s = np.maximum(self.at_hidden_s - hidden_s, 0.0) / self.passes
         fewer = np.minimum(messages / self.messages, 1.0) * self.passes / passes
-        unhidden_s = (self.time_s - less_s) * fewer
+        unhidden_s = np.maximum(self.time_s - less_s, 0.0) * fewer
         least_s = np.minimum(unhidden_s, self.time_s - misfit_s * (1 - ratio))
         return np.asarray(np.maximum(shrunk_s, least_s))
 

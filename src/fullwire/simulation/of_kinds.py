@@ -124,6 +124,8 @@ def _mean_step(shares: Sequence[float], steps: Sequence[Step]) -> Step:
         backward_ns=round(mean([step.backward_ns for step in steps])),
         waiting_ns=round(mean([step.waiting_ns for step in steps])),
         packing_ns=round(mean([step.packing_ns for step in steps])),
+        input_ns=round(mean([step.input_ns for step in steps])),
+        host_ns=round(mean([step.host_ns for step in steps])),
         crowded_ns=round(mean([step.crowded_ns for step in steps])),
         processor_ns=round(mean([step.processor_ns for step in steps])),
         measured_ns=round(mean(measured_ns)),

@@ -15,7 +15,7 @@ from fullwire.run.placement import sums_on_processors
 from fullwire.run.processors import share_of_others
 from fullwire.run.run import Run, Spans
 from fullwire.run.usual import Alone, marks_of_steps
-from fullwire.timeline.account import Account, account
+from fullwire.timeline.account import Account, Part, account
 from fullwire.timeline.contention import CrowdingSource
 from fullwire.timeline.transfers import world
 
@@ -41,7 +41,12 @@ def alone(run: Run, usual: Account) -> Alone:
         of_kinds = tuple(_alone(run, kind) for kind in kinds)
         shares = [kind.share for kind in usual.kinds.kinds]
         time_s, low_s, high_s = np.dot(shares, [each[:3] for each in of_kinds]).tolist()
-        found = Alone(time_s, low_s, high_s, of_kinds, usual.crowding.is_told)
+        input_s, host_s = np.dot(
+            shares, [(each.input_s, each.host_s) for each in of_kinds]
+        ).tolist()
+        found = Alone(
+            time_s, low_s, high_s, of_kinds, usual.crowding.is_told, input_s=input_s, host_s=host_s
+        )
     else:
         found = _alone(run, usual)
     _FOUND[run] = found
@@ -68,7 +73,15 @@ def _alone(run: Run, usual: Account) -> Alone:
         left = 1 - share_of_others(run)
         below, above = 1 - (1 - below) * left, (1 + above) / left - 1
     low_s, high_s = alone_s * max(1 - below, 0.0), alone_s * (1 + above)
-    return Alone(alone_s, low_s, high_s, tells_contention=crowding.is_told)
+    parts = usual.parts_s
+    return Alone(
+        alone_s,
+        low_s,
+        high_s,
+        tells_contention=crowding.is_told,
+        input_s=parts[Part.INPUT.key],
+        host_s=parts[Part.HOST.key],
+    )
 
 
 def alone_by_account(run: Run, parts: Iterable[Spans] | None = None) -> Alone | None:
