@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import fullwire as fw
 from fullwire.errors import UsageError
+from fullwire.run.run import Collectives
 from tests.conftest import Cli
 from tests.jobs_by_hand import a_trained_job as a_job_of_three
 from tests.jobs_by_hand import with_data
@@ -101,3 +103,13 @@ def test_faster_computing_brings_no_data_sooner() -> None:
     assert account["input"] == pytest.approx(0.02)
     assert soonest == pytest.approx(kept_s, rel=1e-4)
     assert once - twice == pytest.approx((once - kept_s) / 2, rel=1e-3)
+
+
+def test_one_workers_wait_for_data_stays_too() -> None:
+    job = with_data(a_job_of_three(ranks=1), 20.0)
+    job = dataclasses.replace(job, collectives=Collectives.empty())
+    asked: dict[str, Any] = {"workers": 1, "bandwidth": "1Gbps"}
+    once, soonest = fw.whatif(job, **asked, compute_speed=[1, 1_000_000])["step_s"]
+    account = fw.explain(job).account
+    assert account["input"] == pytest.approx(0.02)
+    assert once - soonest == pytest.approx(account["compute"], rel=1e-3)

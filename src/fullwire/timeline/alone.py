@@ -96,3 +96,12 @@ def alone_by_account(run: Run, parts: Iterable[Spans] | None = None) -> Alone | 
     if run not in _FOUND:
         alone(run, account(run, {}, parts))
     return _FOUND[run]
+
+
+def beside_computing_s(run: Run) -> tuple[float, float]:
+    """Return the input's and the host's part of one worker's recorded step; 0 where none is."""
+    is_recorded = run.facts.workers == 1 and run.provenance.basis != "modelled"
+    if not is_recorded or not len(marks_of_steps(run)):
+        return 0.0, 0.0
+    parts = account(run, {}).parts_s
+    return parts[Part.INPUT.key], parts[Part.HOST.key]
