@@ -206,3 +206,18 @@ def a_job_by_turns(
             ready_ns=_ns(ready_),
         ),
     )
+
+
+def with_data(job: Run, data_ms: float) -> Run:
+    """Return a job whose ranks wait for data before each forward pass, which is shorter by that."""
+    spans, data_ns = job.spans, round(data_ms * 1e6)
+    first = spans.rows(spans.name == "forward")
+    waits = replace(
+        first,
+        lane=np.full(len(first), "input", object),
+        name=np.full(len(first), "data", object),
+        end_ns=first.start_ns + data_ns,
+    )
+    start_ns = np.where(spans.name == "forward", spans.start_ns + data_ns, spans.start_ns)
+    shorter = replace(spans, start_ns=start_ns)
+    return replace(job, spans=type(spans).joined([shorter, waits]))

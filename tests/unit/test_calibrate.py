@@ -29,7 +29,7 @@ from fullwire.simulation.forecast import Forecaster, forecaster
 from fullwire.simulation.grid import AXES, MEASURES, Crowding, Grid, Residue
 from fullwire.simulation.stragglers import jitter
 from fullwire.simulation.subject import plain_subject
-from fullwire.simulation.sweep import residues, sweep, with_contention
+from fullwire.simulation.sweep import residues, sweep, with_contention, with_residue
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
 from fullwire.timeline.account import account
@@ -377,6 +377,49 @@ def test_few_bytes_beside_computing_tell_little_of_contention() -> None:
     assert fast.off_s_each < 0.7 * slow.off_s_each
     assert crowded(2 * GBPS, 0.005, crowded_s=0.0).s_each < 0.1 * work
     assert crowded(2 * GBPS, 0.065, crowded_s=0.0).s_each > 0.9 * work
+
+
+def test_a_faster_link_saves_no_more_than_the_bytes_and_contention_stays() -> None:
+    """Much more contention than the transport's work explains does not go with the bytes."""
+    rate_bps, here = 2 * GBPS, a_transport()
+    run = a_trained_job(
+        here,
+        rate_bps=rate_bps,
+        gradients_mib=(10, 10, 10, 10),
+        buckets="ddp:10MiB",
+        facts=computing(0.065, 0.06),
+    )
+    crowded = with_contention(plain_subject("a job", run), told(0.025), here)
+    subject = with_residue(crowded, here)
+    assert subject.recorded is not None
+    assert crowded.step.measured_ns is not None
+    assert crowded.crowding.steady_share > 0.3
+    grid = dataclasses.replace(
+        subject.recorded, transports=(here,), bandwidth_bps=(rate_bps, 1.01 * rate_bps, 1e13)
+    )
+    recorded_s, sooner_s, soonest_s = sweep([subject], grid)["step_s"]
+    assert recorded_s == pytest.approx(crowded.step.measured_ns * 1e-9)
+    bits = float(8 * crowded.step.bytes.sum())
+    assert recorded_s - sooner_s < 1.05 * bits / rate_bps * (1 - 1 / 1.01) / here.share
+    kept_s = crowded.step.crowded_ns * 1e-9 * crowded.crowding.steady_share
+    assert soonest_s > crowded.step.alone_ns * 1e-9 + kept_s
+
+
+def test_a_residue_shrinks_by_the_hidden_communication_or_a_misfit() -> None:
+    residue = Residue(0.05, at_overhead_s=0.02, at_hidden_s=0.01, messages=40)
+
+    def beside(overhead_s: float, hidden_s: float, passes: int = 1, messages: int = 40) -> float:
+        asked = np.array(overhead_s), np.array(hidden_s), passes, messages
+        return float(residue.beside(*asked))
+
+    assert beside(0.02, 0.01) == pytest.approx(0.05)
+    assert beside(0.04, 0.02) == pytest.approx(0.05)  # more communication
+    assert beside(0.01, 0.01) == pytest.approx(0.05 - 0.05 * 0.02 / 2)
+    assert beside(0.01, 0.006) == pytest.approx(0.046)
+    assert beside(0.005, 0.01, passes=4) == pytest.approx(0.0125)  # one sum of four
+    assert beside(0.01, 0.01, messages=10) == pytest.approx(0.025)  # not below the overhead's share
+    shorter = dataclasses.replace(residue, time_s=-0.05)
+    assert float(shorter.beside(np.array(0.01), np.array(0.0), 1, 40)) == pytest.approx(-0.025)
 
 
 def test_on_a_device_the_wait_for_a_late_rank_is_beside_computing_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 
 import fullwire as fw
 from fullwire.errors import UsageError
+from fullwire.run.run import Collectives
 from tests.conftest import Cli
+from tests.jobs_by_hand import a_trained_job as a_job_of_three
+from tests.jobs_by_hand import with_data
 from tests.trained_jobs import a_trained_job, a_transport
 
 
@@ -86,3 +90,26 @@ def test_a_speed_that_cannot_be_is_refused(speed: str) -> None:
 def test_a_condition_that_nobody_knows_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match=r"whatif: expected .*compute_speed.*, got 'colour'"):
         fw.whatif("vgg16@v100", colour="blue")  # type: ignore[call-arg]
+
+
+def test_faster_computing_brings_no_data_sooner() -> None:
+    """The wait for data and the host's part stay; the rest of a long step is computing."""
+    job = with_data(a_job_of_three(), 20.0)
+    asked: dict[str, Any] = {"bandwidth": "100Tbps", "transport": "full"}
+    table = fw.whatif(job, **asked, compute_speed="1,2,1000000")
+    once, twice, soonest = table["baseline_step_s"]
+    account = fw.explain(job).account
+    kept_s = account["input"] + account["host"]
+    assert account["input"] == pytest.approx(0.02)
+    assert soonest == pytest.approx(kept_s, rel=1e-4)
+    assert once - twice == pytest.approx((once - kept_s) / 2, rel=1e-3)
+
+
+def test_one_workers_wait_for_data_stays_too() -> None:
+    job = with_data(a_job_of_three(ranks=1), 20.0)
+    job = dataclasses.replace(job, collectives=Collectives.empty())
+    asked: dict[str, Any] = {"workers": 1, "bandwidth": "1Gbps"}
+    once, soonest = fw.whatif(job, **asked, compute_speed=[1, 1_000_000])["step_s"]
+    account = fw.explain(job).account
+    assert account["input"] == pytest.approx(0.02)
+    assert once - soonest == pytest.approx(account["compute"], rel=1e-3)

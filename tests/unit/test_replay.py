@@ -12,9 +12,15 @@ import pytest
 import fullwire as fw
 from fullwire.errors import UsageError
 from fullwire.run.facts import Facts
+from fullwire.run.kinds import EARLIER
 from fullwire.run.run import Collectives, Gradients
+from fullwire.simulation.grid import Residue
+from fullwire.simulation.subject import plain_subject
+from fullwire.simulation.sweep import replay
+from fullwire.timeline.passes import passes_of_step
 from tests.builders import a_run
-from tests.jobs_by_hand import Rank, a_job, a_job_of_experts, a_trained_job
+from tests.jobs_by_hand import Rank, a_job, a_job_of_experts, a_trained_job, with_data
+from tests.trained_jobs import a_transport
 
 
 def test_a_replay_has_the_step_that_the_table_predicts() -> None:
@@ -133,6 +139,49 @@ def test_a_replay_is_as_unsure_of_t1_as_the_job_that_it_is_from(tmp_path: Path) 
     )
     assert of_replay == pytest.approx(of_job, rel=1e-3)
     assert of_job == pytest.approx((0.6, 1.3), abs=0.05)
+
+
+def test_a_replay_waits_for_data_and_for_its_host_as_recorded() -> None:
+    job = with_data(a_trained_job(), 20.0)
+    recorded, played = fw.explain(job).account, fw.explain(fw.replay(job)).account
+    assert recorded["input"] == pytest.approx(0.02)
+    for part in ("compute", "input", "host"):
+        assert played[part] == pytest.approx(recorded[part], abs=1e-5)
+
+
+def test_a_replay_counts_what_it_leaves_unexplained_as_its_messages() -> None:
+    """Else they would seem to wait for each other, where they wait for the transport."""
+    job, here = a_trained_job(late_ms=10.0), a_transport()
+    subject = plain_subject("a job", job)
+    assert subject.recorded is not None
+    point = dataclasses.replace(subject.recorded, transports=(here,))
+    longer = dataclasses.replace(subject, residues=(Residue(0.03, at_overhead_s=0.01),))
+    plain, slow = (fw.explain(replay(job, each, point)).account for each in (subject, longer))
+    sent_s, slow_s = (
+        account["line_rate"] + account["transport"] + account["latency"]
+        for account in (plain, slow)
+    )
+    assert slow_s == pytest.approx(sent_s + 0.03, abs=1e-6)
+    assert slow["straggler"] == pytest.approx(plain["straggler"], abs=1e-6)
+
+
+def test_a_replay_keeps_its_backend_and_its_passes() -> None:
+    job = a_trained_job()
+    spans = job.spans
+    forward = spans.rows(spans.name == "forward")
+    middle_ns = (forward.start_ns + forward.end_ns) // 2
+    earlier = dataclasses.replace(
+        forward, name=np.full(len(forward), EARLIER, object), end_ns=middle_ns
+    )
+    start_ns = spans.start_ns.copy()
+    start_ns[spans.name == "forward"] = middle_ns
+    shorter = dataclasses.replace(spans, start_ns=start_ns)
+    twice = dataclasses.replace(job, spans=type(spans).joined([shorter, earlier]))
+    played = fw.replay(twice)
+    assert passes_of_step(twice) == passes_of_step(played) == 2
+    assert passes_of_step(fw.replay(job)) == 1
+    assert played.facts.backend == "gloo"
+    assert fw.explain(played).step_s == pytest.approx(fw.whatif(twice)["step_s"][0])
 
 
 def a_sharded_job() -> fw.Run:

@@ -52,7 +52,7 @@ from fullwire.simulation.subject import plain_subject, recorded_cluster
 from fullwire.simulation.sweep import with_alone, with_residue
 from fullwire.simulation.transport import FullTransport, TableTransport, Transport, full_transport
 from fullwire.simulation.typical import Sending
-from fullwire.timeline.alone import alone_by_account
+from fullwire.timeline.alone import alone_by_account, beside_computing_s
 from fullwire.timeline.passes import passes_of_step
 from fullwire.timeline.timeline import check_collectives
 from fullwire.timeline.utilization import sent_unseen
@@ -352,6 +352,7 @@ def subject_of(name: str, run: Run, transports: Transports) -> Subject:
     """Return a run's typical step, with the time that the measured transport leaves unexplained."""
     refuse_unseen(name, run)
     known, alone = transports.of(run), alone_by_account(run)
+    input_s, host_s = beside_computing_s(run)
     transport, placement = (
         (unmeasured_transport(run), UNKNOWN_PLACEMENT)
         if known is None
@@ -362,6 +363,8 @@ def subject_of(name: str, run: Run, transports: Transports) -> Subject:
         subject = plain_subject(name, steps, placement, sends)
         if own is not None:
             subject = with_alone(subject, own, transport)
+        elif input_s or host_s:
+            subject = replace(subject, step=subject.step.with_parts(input_s, host_s))
         return subject if known is None else with_residue(subject, transport)
 
     subject = by_kinds(run, make, alone)

@@ -42,6 +42,7 @@ _TIMES_DIFFER = 1.10  # kinds whose times differ by less are one
 _BYTES_DIFFER = 0.05  # of the most bytes of a step: a logged loss makes no kind
 _SHARE_OFF = 0.005  # of all: usual steps of a kind may be so many more or fewer than its share
 LAST, EARLIER = "backward", "earlier backward"  # as the recorder names a step's backward passes
+EARLIER_FORWARD = "earlier forward"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,8 @@ class Alone(NamedTuple):
     high_s: float
     of_kinds: tuple[Alone, ...] = ()  # of each kind of steps, where there are several
     tells_contention: bool = True  # else all that is not T1 is taken to be waiting
+    input_s: float = 0.0  # of it: waiting for data
+    host_s: float = 0.0  # of it: the host's part, beside computing
 
 
 def kept_steps(length_ns: Whole | _Floats) -> NDArray[np.bool_]:

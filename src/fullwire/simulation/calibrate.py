@@ -126,6 +126,7 @@ class Calibration:
     between: tuple[MeasuredTransport, MeasuredTransport]
     work_off: float  # how much other runs' work may differ: standard deviation of its logarithm
     fit: _Fit  # what it was fitted to
+    is_played: bool = False  # to simulated runs alone, which show no scatter
 
     def after_another(self, rate_bps: float) -> Calibration:
         """Return the calibration that one more recording at this line rate is likely to give.
@@ -162,7 +163,8 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
         [_by_step_s(run, kept) for run, kept in by_run if kept],
         _work_off(telling),
     )
-    return fit.solved()
+    is_played = all(map(_is_played, telling))
+    return replace(fit.solved(), is_played=is_played)
 
 
 def filling(calibration: Calibration, payload_share: float) -> Calibration:
@@ -265,9 +267,14 @@ def _placement(run: Run) -> Placement:
     return placement_of(run) or Placement(ranks=ranks, machines=run.facts.machines or ranks)
 
 
+def _is_played(run: Run) -> bool:
+    """Say whether the run is simulated on a measured transport: its one rank stands for all."""
+    return run.provenance.origin == "simulated" and run.facts.transport == "measured"
+
+
 def _periods(run: Run) -> Iterator[_Period]:
     if line_rate_bps(run) is not None and _workers(run) > 1:
-        yield from _busy_periods(run.collectives, members_of(run))
+        yield from _busy_periods(run.collectives, members_of(run), 1 if _is_played(run) else 2)
 
 
 def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
@@ -337,10 +344,10 @@ class _Period(NamedTuple):
     time_s: float
 
 
-def _busy_periods(table: Collectives, members: Mapping[str, int]) -> Iterator[_Period]:
-    """Go through the busy periods of the steps."""
+def _busy_periods(table: Collectives, members: Mapping[str, int], fewest: int) -> Iterator[_Period]:
+    """Go through the busy periods of the steps, of collectives of so many ranks or more."""
     rows = table.rows(table.step >= 0)
-    issued_ns, ended_ns, first = _of_all_ranks(rows)
+    issued_ns, ended_ns, first = _of_all_ranks(rows, fewest)
     order = np.argsort(issued_ns, kind="stable")[:_MOST_PERIODS]
     issued_ns, ended_ns, first = issued_ns[order], ended_ns[order], first[order]
     if not len(order):
@@ -357,7 +364,7 @@ def _busy_periods(table: Collectives, members: Mapping[str, int]) -> Iterator[_P
             yield _Period(int(rows.step[first[begin]]), tuple(sorted(held)), time_ns * 1e-9)
 
 
-def _of_all_ranks(rows: Collectives) -> tuple[Whole, Whole, NDArray[np.intp]]:
+def _of_all_ranks(rows: Collectives, fewest: int) -> tuple[Whole, Whole, NDArray[np.intp]]:
     """Bring the ranks' rows of each collective together: last issue, mean end, one of the rows.
 
     A collective that some rank of its group lacks is left out, because the moment when it could
@@ -374,7 +381,7 @@ def _of_all_ranks(rows: Collectives) -> tuple[Whole, Whole, NDArray[np.intp]]:
     ended_ns = np.add.reduceat(rows.end_ns[order] - issued_ns.repeat(count), begins) // count
     most = np.zeros(int(groups.max()) + 1, np.int64)
     np.maximum.at(most, groups[order][begins], count)
-    is_whole = (count == most[groups[order][begins]]) & (count > 1)
+    is_whole = (count == most[groups[order][begins]]) & (count >= fewest)
     is_whole &= rows.rank[order][begins] == rows.rank.min()
     return (issued_ns[is_whole], (issued_ns + ended_ns)[is_whole], order[begins][is_whole])
 

@@ -110,21 +110,30 @@ class Change(Condition):
 
 
 def _at_speed(subject: Subject, speed: float) -> Subject:
-    """Return the subject with all of a worker's own work so many times as fast.
+    """Return the subject with computing so many times as fast.
 
-    Messages and additions take as long as before. Less of them hides behind computation.
+    Waiting for data and the host's part take as long as before, and so do messages and additions.
+    Less of them hides behind computation.
     """
     step, others = subject.step, subject.step.others
     hidden_ns = round((others.total_ns - others.exposed_ns) / speed)
-    alone = ("step_ns", "forward_ns", "backward_ns", "waiting_ns", "packing_ns", "processor_ns")
+    alone = ("backward_ns", "waiting_ns", "packing_ns", "processor_ns")
+    before_ns, after_ns = step.parts_of_host_ns
+    before_ns += step.input_ns
+
+    def faster(time: Any, kept: float) -> Any:
+        return kept + (time - kept) / speed
+
     return replace(
         subject,
         step=replace(
             step,
             **{name: round(getattr(step, name) / speed) for name in alone},
+            step_ns=round(faster(step.step_ns, before_ns + after_ns)),
+            forward_ns=round(faster(step.forward_ns, before_ns)),
             crowded_ns=round(step.crowded_ns / speed),
             ready_ns=(step.ready_ns / speed).astype(step.ready_ns.dtype),
-            spread=step.spread / speed,
+            spread=faster(step.spread, (before_ns + after_ns) * 1e-9),
             others=replace(
                 others,
                 exposed_ns=others.total_ns - hidden_ns,
@@ -251,7 +260,7 @@ _TABLE = (
         across=6,
         scale=1,
         option="compute_speed",
-        help="Speed of a worker's own work, 1 as recorded: 1,1.5,2",
+        help="Speed of a worker's computing, 1 as recorded: 1,1.5,2",
         read=lambda value: ratio(value, "compute speed"),
         apply=_at_speed,
     ),

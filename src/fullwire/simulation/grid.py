@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
@@ -27,6 +28,7 @@ from fullwire.simulation.transport import FullTransport, Transport
 
 Order: TypeAlias = Literal["fifo", "priority"]
 
+_TRANSPORT_OFF = 0.05  # of the exposed time: a usual misfit (validation/cells.py)
 MOST_APART = 10_000  # passes between two synchronisations
 BUCKET = "bucket"  # the unit of gradients whose parameters are not known
 AXES = (
@@ -132,20 +134,31 @@ def lane_order(text: str) -> Order:
 
 @dataclass(frozen=True, slots=True)
 class Residue:
-    """The measured step less its replay as recorded, and the overhead of that replay.
+    """The measured step less its replay as recorded, and what that replay had.
 
     The cause of the difference is unknown. It counts as communication: with less communication it
-    shrinks in proportion, with more it stays as it was.
+    shrinks in proportion, with more it stays as it was. A faster link saves no more time than the
+    bytes take less of it. The overhead has what is exposed of that, so the residue shrinks by what
+    the replay hides. A misfit of the transport is in proportion to the overhead, and shrinks so.
+    With fewer messages all of the residue shrinks in proportion.
     """
 
     time_s: float | Floats = 0.0
     at_overhead_s: float | Floats = 0.0
+    at_hidden_s: float | Floats = math.inf  # communication behind computing, for each sum
+    passes: float | Floats = 1.0  # between sums
+    messages: float | Floats = 1.0  # of each sum
 
     @classmethod
     def stacked(cls, several: Sequence[Residue]) -> Residue:
         """Return several as one, along a first axis before those of the points."""
-        figures = np.array([(one.time_s, one.at_overhead_s) for one in several])
-        return cls(*figures.T.reshape(2, -1, 1, 1, 1))
+        figures = np.array([each.figures for each in several])
+        return cls(*figures.T.reshape(5, -1, 1, 1, 1))
+
+    @property
+    def figures(self) -> tuple[float | Floats, ...]:
+        """Return its figures, in the order of its fields."""
+        return self.time_s, self.at_overhead_s, self.at_hidden_s, self.passes, self.messages
 
     @property
     def of_any_transport(self) -> Residue:
@@ -157,11 +170,22 @@ class Residue:
         """
         return replace(self, time_s=np.minimum(self.time_s, 0.0))
 
-    def beside(self, overhead_s: Floats) -> Floats:
-        """Return the time to add to these overheads."""
+    def beside(self, overhead_s: Floats, hidden_s: Floats, passes: int, messages: int) -> Floats:
+        """Return the time to add to these overheads.
+
+        - `passes`: between sums.
+        - `messages`: of each sum.
+        """
         is_known = np.greater(self.at_overhead_s, 0)
         at_s = np.where(is_known, self.at_overhead_s, 1.0)
-        return self.time_s * np.where(is_known, np.minimum(overhead_s / at_s, 1.0), 1.0)
+        ratio = np.where(is_known, np.minimum(overhead_s / at_s, 1.0), 1.0)
+        shrunk_s = self.time_s * ratio
+        misfit_s = np.minimum(self.time_s, _TRANSPORT_OFF * at_s)
+        less_s = np.maximum(self.at_hidden_s - hidden_s, 0.0) / self.passes
+        fewer = np.minimum(messages / self.messages, 1.0) * self.passes / passes
+        unhidden_s = np.maximum(self.time_s - less_s, 0.0) * fewer
+        least_s = np.minimum(unhidden_s, self.time_s - misfit_s * (1 - ratio))
+        return np.asarray(np.maximum(shrunk_s, least_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +200,7 @@ class Crowding:
     s_each: float = 0.0  # for each bit or second
     off_s_each: float = 0.0  # a standard deviation
     recorded_beside: float = 0.0  # bits or seconds beside computing, in the recorded step
+    steady_share: float = 0.0  # of the recorded contention, which these bits do not explain
     busy_by_a_rank: float = 1.0  # of a processor, by a rank's own computing
     recorded_ranks: float = 1.0  # that computed on each processor
     late_by_turns: float = 1.0  # share of the lateness that ranks on a processor cause

@@ -106,7 +106,7 @@ def _of_one_kind(
     measured = np.array([isinstance(way, MeasuredTransport) for way in grid.transports])
     has_evidence = repeated[:, None] | measured[None, :]
     is_known = has_evidence.reshape(shaped(run=len(subjects), transport=len(grid.transports)))
-    if not is_known.any():
+    if not is_known.any() or (calibration is not None and calibration.is_played):
         nothing = np.broadcast_to(np.nan, len(predictions))
         return nothing, nothing
     step_s = predictions.measures["step_s"]

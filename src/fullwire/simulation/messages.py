@@ -85,6 +85,7 @@ class Exposed:
     by_buckets_s: Floats
     by_others_s: Floats
     busy_s: Floats
+    hidden_s: Floats  # of it and of other collectives, behind computing
     work_s: Floats
     # Where messages cause contention, their bits or seconds while a worker computes. Collectives
     # that are no buckets count by the second only.
@@ -111,6 +112,12 @@ class Messages:
     def only(self, column: slice) -> Messages:
         """Return the same messages for some of the compressors."""
         return replace(self, ways=tuple(way.only(column) for way in self.ways))
+
+    @property
+    def count(self) -> int:
+        """The number of messages and of other collectives in a step that synchronises."""
+        no_buckets = self.subject.step.sends_no_buckets
+        return (0 if no_buckets else len(self.buckets)) + sum(other.count for other in self.others)
 
     def cost_s(
         self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
@@ -175,8 +182,11 @@ class Messages:
             bits = self.sent_bits(chosen, rate_bps, transport, ratio)
             beside = bits * np.clip(hidden, 0.0, 1.0)
         instead_s = others_s if self.subject.step.sends_nothing else np.zeros(())
+        hidden_s = others_s - by_others_s
+        if not self.subject.step.others.sum_gradients:
+            hidden_s = hidden_s + np.maximum(busy_s - by_buckets_s, 0.0)
         return Exposed(
-            by_buckets_s, by_others_s, busy_s, work_s, beside, beside_others_s, instead_s
+            by_buckets_s, by_others_s, busy_s, hidden_s, work_s, beside, beside_others_s, instead_s
         )
 
     def overhead_s(
@@ -231,15 +241,16 @@ class Messages:
             all_s = step.own_s * ranks + exposed.work_s / apart * np.minimum(ranks, 1.0)
             least_s = all_s - step.alone_ns * 1e-9 - late_s
             overhead_s = np.maximum(overhead_s + step.by_turns_s(ranks), least_s)
+        beside = exposed.hidden_s, apart, self.count
         if isinstance(transport, FullTransport):
             # T1 may be too long by its error, and no step is shorter than its bytes on the line.
             alone_s = step.alone_ns * 1e-9
             shorter_s = overhead_s - step.alone_off[0] * alone_s
             line_s = np.minimum(overhead_s, exposed.busy_s / apart - alone_s)
-            matched_s = overhead_s + residue.of_any_transport.beside(overhead_s)
+            matched_s = overhead_s + residue.of_any_transport.beside(overhead_s, *beside)
             overhead_s = np.maximum(matched_s, np.maximum(shorter_s, line_s))
         else:
-            overhead_s = overhead_s + residue.beside(overhead_s)
+            overhead_s = overhead_s + residue.beside(overhead_s, *beside)
         overhead_s = np.maximum(overhead_s + late_s, 0.0)
         is_alone = np.array(workers)[:, None, None] == 1  # one worker sends no messages
         return np.where(is_alone, 0.0, overhead_s) if is_alone.any() else overhead_s
@@ -267,22 +278,24 @@ class Messages:
     ) -> Floats:
         """Return the contention of a step, without turns on processors.
 
-        It follows the bits, or the seconds, beside computing. Where these tell nothing, it is as
+        It follows the bits, or the seconds, beside computing. What these do not explain is as
         recorded.
         """
         subject = self.subject
         crowding = subject.crowding
         if not crowding.s_each:
             return np.array(subject.step.crowded_by_messages_s)
+        steady_s = np.array(subject.step.crowded_by_messages_s * crowding.steady_share)
         passes = accumulate * local_steps
         each_s = np.array(crowding.s_each * subject.sends_beside_computing(local_steps) / passes)
         if crowding.is_by_time:
             beside_s = exposed.beside + self.waited_beside_s(exposed, late_s)
-            return np.asarray(beside_s * each_s + exposed.beside_others_s * crowding.s_each)
+            others_s = exposed.beside_others_s * crowding.s_each
+            return np.asarray(beside_s * each_s + others_s + steady_s)
         if isinstance(transport, MeasuredTransport):
-            ranks = subject.ranks_per_processor(workers)
-            each_s = each_s * crowding.with_ranks(ranks)[:, None, None]
-        return np.asarray(exposed.beside * each_s)
+            times = crowding.with_ranks(subject.ranks_per_processor(workers))[:, None, None]
+            each_s, steady_s = each_s * times, steady_s * times
+        return np.asarray(exposed.beside * each_s + steady_s)
 
     def _work_s(self, chosen: slice, transport: Transport, ratio: Floats) -> Iterator[Floats]:
         """Go through the processor work of messages, each in the way with the least."""

@@ -53,15 +53,19 @@ def by_kinds(
     most = subjects[int(np.argmax([kind.sent_bytes for kind in kinds]))]
     # A replay plays the mean step alone, with what was left unexplained in the mean.
     residues = tuple(
-        Residue(*np.dot(shares, [(one.time_s, one.at_overhead_s) for one in each]).tolist())
+        Residue(*np.dot(shares, [one.figures for one in each]).tolist())
         for each in zip(*(subject.residues for subject in subjects), strict=True)
     )
-    s_each = float(np.dot(shares, [subject.crowding.s_each for subject in subjects]))
+    crowding = [subject.crowding for subject in subjects]
+    crowded_s = np.multiply(shares, [each.step.crowded_by_messages_s for each in subjects])
+    steady_s = float(np.dot(crowded_s, [each.steady_share for each in crowding]))
+    s_each = float(np.dot(shares, [each.s_each for each in crowding]))
+    steady_share = steady_s / max(float(crowded_s.sum()), np.finfo(float).tiny)
     return replace(
         most,
         step=step,
         residues=residues,
-        crowding=replace(most.crowding, s_each=s_each),
+        crowding=replace(most.crowding, s_each=s_each, steady_share=steady_share),
         kinds=tuple(zip(kinds, subjects, strict=True)),
     )
 
@@ -120,6 +124,8 @@ def _mean_step(shares: Sequence[float], steps: Sequence[Step]) -> Step:
         backward_ns=round(mean([step.backward_ns for step in steps])),
         waiting_ns=round(mean([step.waiting_ns for step in steps])),
         packing_ns=round(mean([step.packing_ns for step in steps])),
+        input_ns=round(mean([step.input_ns for step in steps])),
+        host_ns=round(mean([step.host_ns for step in steps])),
         crowded_ns=round(mean([step.crowded_ns for step in steps])),
         processor_ns=round(mean([step.processor_ns for step in steps])),
         measured_ns=round(mean(measured_ns)),

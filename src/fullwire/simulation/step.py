@@ -33,6 +33,8 @@ class Step:
     sent_share: float = 1.0  # of the bytes of gradients; a hook that casts sends half of them
     sends_nothing: bool = False  # of its gradients: none between two sums, or all stay local
     sums_amidst: bool = False  # as `no_sync` in all steps of a round but one leaves it
+    input_ns: int = 0  # of it, before computing: waiting for data
+    host_ns: int = 0  # of it: the host's part, beside computing
     crowded_ns: int = 0  # of it: contention, computing that the job's own communication slows down
     processor_ns: int = 0  # of a processor's time that a rank's own work takes; 0 where unknown
     shared_by: float = 0.0  # the ranks on each processor whose turns are in it, if any are
@@ -78,6 +80,25 @@ class Step:
             ready_ns=np.round(self.ready_ns * times).astype(np.int64),
             others=replace(self.others, calling_ns=round(self.others.calling_ns * times)),
         )
+
+    @property
+    def parts_of_host_ns(self) -> tuple[int, int]:
+        """Return its host's part before and after computing: after, as far as there is room."""
+        after_ns = max(self.step_ns - self.forward_ns - self.backward_ns, 0)
+        after_ns = min(self.host_ns, after_ns)
+        return min(self.host_ns - after_ns, self.forward_ns - self.input_ns), after_ns
+
+    @property
+    def computing_ns(self) -> int:
+        """Return its passes, without the wait for data and the host's part before them."""
+        before_ns, _ = self.parts_of_host_ns
+        return self.forward_ns + self.backward_ns - self.input_ns - before_ns
+
+    def with_parts(self, input_s: float, host_s: float) -> Step:
+        """Return the step with what its account tells of waiting for data and of the host."""
+        input_ns = min(round(input_s * 1e9), self.forward_ns, self.alone_ns)
+        host_ns = min(round(host_s * 1e9), self.alone_ns - input_ns)
+        return replace(self, input_ns=input_ns, host_ns=host_ns)
 
     def on_processors_of_its_own(self, crowd: float) -> Step:
         """Return the step on unshared processors, if sharing them made it long."""

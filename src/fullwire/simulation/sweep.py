@@ -22,6 +22,7 @@ from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
 from fullwire.run.centre import NORMAL_90
 from fullwire.run.facts import Facts
+from fullwire.run.kinds import EARLIER, EARLIER_FORWARD, LAST
 from fullwire.run.run import SLOWED, Collectives, Gradients, Lane, Provenance, Run, Spans
 from fullwire.run.usual import Alone
 from fullwire.simulation.grid import (
@@ -36,11 +37,12 @@ from fullwire.simulation.grid import (
     shaped,
     synchronising,
 )
-from fullwire.simulation.messages import Messages, messages_of
+from fullwire.simulation.messages import Exposed, Messages, messages_of
 from fullwire.simulation.of_kinds import apart, as_means
 from fullwire.simulation.schedule import Timeline, fifo_timeline, priority_timeline
 from fullwire.simulation.stacked import StackedStep, stacks
 from fullwire.simulation.step import Step
+from fullwire.simulation.stragglers import Jitter, NoJitter
 from fullwire.simulation.transport import MeasuredTransport, Transport
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -52,7 +54,7 @@ _PLACE_OF_WORKERS = 4  # among the axes of a piece, which has no run, buckets an
 _LEAST_BESIDE = 0.1  # of the bytes: fewer beside computing do not tell their contention
 _T1_OFF = 0.12  # of T1: a standard deviation of one run's estimate (validation/contention.py)
 _LIKELY_OFF = 0.3  # of the work for messages: a standard deviation of what it delays
-_KEPT_FACTS = ("model", "device", "batch", "precision", "efficiency", "reduce_cost", "hook")
+_KEPT = ("model", "device", "batch", "precision", "efficiency", "reduce_cost", "hook", "backend")
 
 
 def sweep(
@@ -124,9 +126,12 @@ def sweep(
 def with_alone(subject: Subject, alone: Alone, transport: Transport) -> Subject:
     """Return the subject with the T1 of its account, and with the contention that this tells."""
     if alone.tells_contention:
-        return with_contention(subject, alone, transport)
-    waits = _sends_beside_computing(subject)
-    return replace(subject, step=subject.step.with_alone(round(alone.time_s * 1e9), waits=waits))
+        found = with_contention(subject, alone, transport)
+    else:
+        waits = _sends_beside_computing(subject)
+        step = subject.step.with_alone(round(alone.time_s * 1e9), waits=waits)
+        found = replace(subject, step=step)
+    return replace(found, step=found.step.with_parts(alone.input_s, alone.host_s))
 
 
 def _sends_beside_computing(subject: Subject) -> bool:
@@ -139,8 +144,8 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
     """Return the subject with the T1 of its account; the rest of its step is contention.
 
     On processors it grows with the bytes that are sent while a worker computes. On devices it grows
-    with the time for which they are sent. Where next to none was, all predictions
-    keep it as recorded. The turns of ranks on a processor are no part of a typical step.
+    with the time for which they are sent. What these do not explain, beyond the error of T1, all
+    predictions keep as recorded. The turns of ranks on a processor are no part of a typical step.
     """
     alone_s, alone_ns, step = alone.time_s, round(alone.time_s * 1e9), subject.step
     # Averages of parameters slow no computing down: all that is not T1 is their exposed time.
@@ -182,7 +187,15 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
         work = float(exposed.work_s.sum()) / all_bits / max(ranks, 1.0)
         if work:
             told = told.with_another(_Estimate(work * min(busy * ranks, 1.0), work * _LIKELY_OFF))
-    crowding = replace(crowding, s_each=told.value, off_s_each=told.off, recorded_beside=beside)
+    crowded_s = step.crowded_by_messages_s
+    rest_s = max(crowded_s - told.value * beside - NORMAL_90 * t1_off * alone_s, 0.0)
+    crowding = replace(
+        crowding,
+        s_each=told.value,
+        off_s_each=told.off,
+        recorded_beside=beside,
+        steady_share=rest_s / crowded_s if crowded_s else 0.0,
+    )
     return replace(crowded, crowding=crowding)
 
 
@@ -213,14 +226,26 @@ def residues(
         return subject.residues * len(transports)
     # Its ranks were placed as recorded, wherever they are asked to be.
     step, plain = subject.step, replace(subject, residues=(Residue(),), ranks_per_host=None)
-    played = sweep([plain], replace(subject.recorded, transports=tuple(transports)))
+    point = replace(subject.recorded, transports=tuple(transports))
+    played = sweep([plain], point)
+    [policy], [algorithm], [latency_s] = point.buckets, point.algorithms, point.latency_s
+    messages = messages_of(plain, policy, algorithm, latency_s, point)
+    rate_bps, unpacked = np.array([[[point.bandwidth_bps[0]]]]), np.ones((1, 1, 1))
+    before_s = (step.waiting_ns + step.packing_ns) * 1e-9
     found = []
-    for at, step_s, overhead_s in zip(
-        measured_ns, played["step_s"].tolist(), played["overhead_s"].tolist(), strict=True
-    ):
+    times_s = played["step_s"].tolist(), played["overhead_s"].tolist()
+    for at, transport, step_s, overhead_s in zip(measured_ns, transports, *times_s, strict=True):
         assert at is not None  # None in measured_ns has been asked
-        before_s = (step.waiting_ns + step.packing_ns) * 1e-9
-        found.append(Residue(at * 1e-9 - step_s, overhead_s - before_s))
+        hidden_s = messages.exposed(slice(None), rate_bps, transport, unpacked).hidden_s
+        found.append(
+            Residue(
+                time_s=at * 1e-9 - step_s,
+                at_overhead_s=overhead_s - before_s,
+                at_hidden_s=float(np.max(hidden_s)),
+                passes=point.accumulate[0] * point.local_steps[0],
+                messages=max(messages.count, 1),
+            )
+        )
     return tuple(found)
 
 
@@ -363,13 +388,16 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
     if below or above:  # T1 is as unsure as in the run that the step is from
         conditions |= Facts(alone_less_share=below, alone_more_share=above)
     exposed = messages.exposed(*asked)
-    overhead_s = messages.overhead_s(
-        exposed, slice(None), transport, subject.residues[0], 1, 1, jitter
-    )
+    overhead_s, unexplained_s, late_s = _parts_of_overhead_s(messages, exposed, transport, jitter)
     others_s = 0.0 if step.sends_no_buckets else float(np.max(exposed.by_others_s))
     others_ns = _whole_ns(others_s)
     is_alone = workers == 1
-    length_ns = step.alone_ns + _whole_ns(float(overhead_s[0, 0, 0]))
+    length_ns = step.alone_ns + _whole_ns(overhead_s)
+    if not is_alone:
+        beyond_ns = length_ns - step.alone_ns - min(step.crowded_ns, step.computing_ns)
+        room_ns = beyond_ns - _whole_ns(late_s) - _after_computing_ns(step, timeline) - others_ns
+        longer_s = min(unexplained_s, max(room_ns - step.packing_ns, 0) * 1e-9)
+        timeline = _with_unexplained(timeline, step.backward_ns * 1e-9, longer_s)
     first = np.zeros(len(step.bytes), np.int64)  # the only step, of the only rank
     where = point.cluster
     description = None
@@ -382,7 +410,7 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
         provenance=Provenance(
             origin="simulated", source=run.provenance.source, basis=run.provenance.basis
         ),
-        facts=run.facts.only(_KEPT_FACTS)
+        facts=run.facts.only(_KEPT)
         | Facts(
             workers=workers,
             line_rate_bps=rate_bps,
@@ -392,7 +420,9 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
             gradient_unit=None if subject.has_parameters else BUCKET,
         )
         | conditions,
-        spans=_spans(step, length_ns, None if is_alone else timeline, others_ns),
+        spans=_spans(
+            step, length_ns, None if is_alone else timeline, others_ns, round(subject.passes)
+        ),
         gradients=Gradients(
             rank=first,
             step=first,
@@ -404,25 +434,69 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
     )
 
 
-def _spans(step: Step, length_ns: int, timeline: Timeline | None, others_ns: int) -> Spans:
-    """Lay the step out from time 0: forward, backward, and the messages beside and after it."""
+def _parts_of_overhead_s(
+    messages: Messages, exposed: Exposed, transport: Transport, jitter: Jitter
+) -> tuple[float, float, float]:
+    """Return the loss of a step at one point, and of it what is unexplained and what is late."""
+    none = Residue()
+    ways = ((messages.subject.residues[0], jitter), (none, jitter), (none, NoJitter()))
+    whole_s, explained_s, on_time_s = (
+        float(messages.overhead_s(exposed, slice(None), transport, residue, 1, 1, way)[0, 0, 0])
+        for residue, way in ways
+    )
+    return whole_s, max(whole_s - explained_s, 0.0), max(explained_s - on_time_s, 0.0)
+
+
+def _after_computing_ns(step: Step, timeline: Timeline) -> int:
+    """Return for how long messages are on the lane after the backward pass."""
+    pieces = zip(*_on_the_lane(timeline), strict=True)
+    after_s = step.backward_ns * 1e-9
+    return _whole_ns(sum(max(end_s - max(start_s, after_s), 0.0) for start_s, end_s in pieces))
+
+
+def _with_unexplained(timeline: Timeline, from_s: float, longer_s: float) -> Timeline:
+    """Return the messages with what the replay leaves unexplained, which counts as theirs.
+
+    Those after the backward pass take so much longer together, each by the same factor.
+    """
+    starts_s, ends_s = _on_the_lane(timeline)
+    after_s = max([end_s for end_s in ends_s if end_s > from_s], default=from_s) - from_s
+    if not after_s:
+        return timeline
+    times = 1 + longer_s / after_s
+
+    def moved(moments_s: list[float]) -> list[Floats]:
+        return [np.array(max((at - from_s) * times, at - from_s) + from_s) for at in moments_s]
+
+    return Timeline(start_s=moved(starts_s), end_s=moved(ends_s))
+
+
+def _spans(
+    step: Step, length_ns: int, timeline: Timeline | None, others_ns: int, passes: int
+) -> Spans:
+    """Lay the step out from time 0: forward, backward, and the messages beside and after it.
+
+    The wait for data comes first. The host's part has no span of its own.
+    """
     begin_ns = step.forward_ns
     backward_end_ns = begin_ns + step.backward_ns
     rest_ns = step.step_ns - backward_end_ns
+    _, after_ns = step.parts_of_host_ns
     rows: list[tuple[Lane, str, int, int]] = [
         ("host", "step", 0, length_ns),
-        ("compute", "forward", 0, begin_ns),
-        ("compute", "backward", begin_ns, backward_end_ns),
+        *_passes(step, passes),
     ]
     if rest_ns > 0:
-        rows.append(("compute", "optimizer", length_ns - rest_ns, length_ns))
+        rows.append(("compute", "optimizer", length_ns - rest_ns, length_ns - after_ns))
+    if step.input_ns > 0:
+        rows.append(("input", "data", 0, step.input_ns))
     starts_s, ends_s = _on_the_lane(timeline)
     ops = step.others.op if step.sends_no_buckets and starts_s else ("allreduce",) * len(starts_s)
     for op, start_s, end_s in zip(ops, starts_s, ends_s, strict=True):
         start_ns, end_ns = begin_ns + _whole_ns(start_s), begin_ns + _whole_ns(end_s)
         rows.append(("communication", op, start_ns, end_ns))
     if timeline is not None:
-        rows += _besides(step, rows, others_ns)
+        rows += _besides(step, rows, others_ns, until_ns=length_ns - max(rest_ns, 0))
     lanes, names, starts, ends = zip(*rows, strict=True)
     none = np.zeros(len(rows), np.int64)
     return Spans(
@@ -435,19 +509,35 @@ def _spans(step: Step, length_ns: int, timeline: Timeline | None, others_ns: int
     )
 
 
+def _passes(step: Step, passes: int) -> Iterator[tuple[Lane, str, int, int]]:
+    """Yield the forward and backward passes; only the last sends gradients.
+
+    The earlier ones take all the time before, each as long as the others and as their last, as far
+    as there is room.
+    """
+    before_ns, _ = step.parts_of_host_ns
+    begin_ns = step.input_ns + before_ns
+    room_ns = step.forward_ns - begin_ns
+    each_ns = min(step.backward_ns, room_ns // (2 * passes - 1))
+    for _ in range(1, passes):
+        end_ns = begin_ns + (room_ns - (passes - 1) * each_ns) // passes
+        yield "compute", EARLIER_FORWARD, begin_ns, end_ns
+        yield "compute", EARLIER, end_ns, end_ns + each_ns
+        begin_ns = end_ns + each_ns
+    yield "compute", "forward", begin_ns, step.forward_ns
+    yield "compute", LAST, step.forward_ns, step.forward_ns + step.backward_ns
+
+
 def _besides(
-    step: Step, rows: Sequence[tuple[Lane, str, int, int]], others_ns: int
+    step: Step, rows: Sequence[tuple[Lane, str, int, int]], others_ns: int, until_ns: int
 ) -> Iterator[tuple[Lane, str, int, int]]:
     """Yield what a step has beyond T1 and its messages, so that its account gives back this T1.
 
     After the last message come collectives that are no buckets, and packing. The rest of the time
     is contention, as far as the subject has it, and waiting for late ranks. The passes are those of
-    all ranks together, so they hold waiting as well.
+    all ranks together, so they hold waiting as well. They hold contention of all computing.
     """
-    _, _, begin_ns, until_ns = rows[0]
-    computed_ns = rows[2][3]
-    if rows[3:] and rows[3][1] == "optimizer":
-        until_ns = rows[3][2]
+    begin_ns, computed_ns = rows[0][2], step.forward_ns + step.backward_ns
     sent = sorted((start, end) for lane, _, start, end in rows if lane == "communication")
     busy_ns, reached_ns = 0, computed_ns
     for start_ns, end_ns in sent:
@@ -464,7 +554,7 @@ def _besides(
             yield lane, name, reached_ns, end_ns
             busy_ns, reached_ns = busy_ns + end_ns - reached_ns, end_ns
     left_ns = max(rows[0][3] - begin_ns - busy_ns - step.alone_ns, 0)
-    slowed_ns = min(step.crowded_ns, left_ns, step.backward_ns)
+    slowed_ns = min(step.crowded_ns, left_ns, step.computing_ns)
     if slowed_ns > 0:
         yield "compute", SLOWED, computed_ns - slowed_ns, computed_ns
     late_ns = left_ns - slowed_ns
@@ -492,6 +582,10 @@ def _collectives(step: Step, messages: Messages, timeline: Timeline) -> Collecti
     if step.sends_no_buckets:  # where the script issues them is not known
         ops, sizes = np.array(step.others.op, object), np.array(step.others.bytes, np.int64)
         issue_ns = start_ns
+    end_ns = step.forward_ns + np.array([_whole_ns(end_s) for end_s in ends])
+    if step.sends_no_buckets and count:  # a script's calls touch nowhere: each shows its own time
+        apart_ns = np.append(start_ns[:1], end_ns[:-1] + 1)
+        start_ns = issue_ns = np.minimum(np.maximum(start_ns, apart_ns), end_ns)
     return Collectives(
         rank=np.zeros(count, np.int64),
         step=np.zeros(count, np.int64),
@@ -502,7 +596,7 @@ def _collectives(step: Step, messages: Messages, timeline: Timeline) -> Collecti
         bytes=sizes,
         issue_ns=issue_ns,
         start_ns=start_ns,
-        end_ns=step.forward_ns + np.array([_whole_ns(end_s) for end_s in ends]),
+        end_ns=end_ns,
     )
 
 

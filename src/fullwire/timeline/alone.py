@@ -41,7 +41,12 @@ def alone(run: Run, usual: Account) -> Alone:
         of_kinds = tuple(_alone(run, kind) for kind in kinds)
         shares = [kind.share for kind in usual.kinds.kinds]
         time_s, low_s, high_s = np.dot(shares, [each[:3] for each in of_kinds]).tolist()
-        found = Alone(time_s, low_s, high_s, of_kinds, usual.crowding.is_told)
+        input_s, host_s = np.dot(
+            shares, [(each.input_s, each.host_s) for each in of_kinds]
+        ).tolist()
+        found = Alone(
+            time_s, low_s, high_s, of_kinds, usual.crowding.is_told, input_s=input_s, host_s=host_s
+        )
     else:
         found = _alone(run, usual)
     _FOUND[run] = found
@@ -65,7 +70,15 @@ def _alone(run: Run, usual: Account) -> Alone:
     else:
         return _alone_on_processors(run, usual)
     low_s, high_s = alone_s * max(1 - below, 0.0), alone_s * (1 + above)
-    return Alone(alone_s, low_s, high_s, tells_contention=crowding.is_told)
+    parts = usual.parts_s
+    return Alone(
+        alone_s,
+        low_s,
+        high_s,
+        tells_contention=crowding.is_told,
+        input_s=parts[Part.INPUT.key],
+        host_s=parts[Part.HOST.key],
+    )
 
 
 def _alone_on_processors(run: Run, usual: Account) -> Alone:
@@ -104,3 +117,12 @@ def alone_by_account(run: Run, parts: Iterable[Spans] | None = None) -> Alone | 
     if run not in _FOUND:
         alone(run, account(run, {}, parts))
     return _FOUND[run]
+
+
+def beside_computing_s(run: Run) -> tuple[float, float]:
+    """Return the input's and the host's part of one worker's recorded step; 0 where none is."""
+    is_recorded = run.facts.workers == 1 and run.provenance.basis != "modelled"
+    if not is_recorded or not len(marks_of_steps(run)):
+        return 0.0, 0.0
+    parts = account(run, {}).parts_s
+    return parts[Part.INPUT.key], parts[Part.HOST.key]
