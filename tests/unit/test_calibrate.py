@@ -208,6 +208,20 @@ def test_a_model_that_is_split_over_ranks_sums_gradients_among_the_others(
     assert "groups of one in 2 ranks sum gradients" in said
 
 
+@pytest.mark.parametrize("workers", [4, 8, 16])
+def test_sums_by_hand_of_a_split_model_grow_among_the_ranks_with_the_same_part(
+    workers: int,
+) -> None:
+    shown, truth = (
+        a_trained_job(a_transport(), workers=count, split_mib=8, by_hand=True)
+        for count in (4, workers)
+    )
+    assert typical_step(shown).shards == 2
+    assert predicted_s(shown, truth) == pytest.approx(measured_s(truth), rel=0.05)
+    with pytest.raises(UsageError, match=r"a multiple of 2 for .* got 7"):
+        fw.whatif(shown, workers=7)
+
+
 def test_a_transport_that_fills_the_line_still_costs_each_message_something() -> None:
     """Many tiny messages leave the line idle, so their cost is not the line's."""
     run = a_trained_job(
