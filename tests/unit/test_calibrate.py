@@ -222,6 +222,29 @@ def test_sums_by_hand_of_a_split_model_grow_among_the_ranks_with_the_same_part(
         fw.whatif(shown, workers=7)
 
 
+@pytest.mark.parametrize(("again_mib", "shards"), [(25, 1), (8, 2)])
+def test_a_group_whose_shards_of_sums_another_adds_up_does_not_grow(
+    again_mib: int, shards: int
+) -> None:
+    """Pairs sum half of the 50 MiB after the others' sums, or something else."""
+    run = a_trained_job(
+        a_transport(), workers=4, split_mib=again_mib, by_hand=True, op="reducescatter"
+    )
+    rows = run.collectives
+    is_again = np.char.startswith(rows.group.astype(str), "pair")
+    summed_ns = {step: rows.end_ns[rows.step == step].max() for step in set(rows.step.tolist())}
+    late_ns = np.array([summed_ns[step] for step in rows.step.tolist()])
+    rows = dataclasses.replace(
+        rows,
+        op=np.where(is_again, "allreduce", rows.op).astype(object),
+        **{
+            name: np.where(is_again, late_ns, getattr(rows, name))
+            for name in ("issue_ns", "start_ns", "end_ns")
+        },
+    )
+    assert typical_step(dataclasses.replace(run, collectives=rows)).shards == shards
+
+
 def test_a_transport_that_fills_the_line_still_costs_each_message_something() -> None:
     """Many tiny messages leave the line idle, so their cost is not the line's."""
     run = a_trained_job(

@@ -498,7 +498,8 @@ def _gathered_elements() -> dict[int, int]:
             groups = [] if group is None else [group]
         for group in groups:
             for held in group.fsdp_params:
-                found[id(held.sharded_param)] = held._orig_size.numel()
+                if (size := getattr(held, "_orig_size", None)) is not None:  # else another torch
+                    found[id(held.sharded_param)] = size.numel()
     return found
 
 
