@@ -416,6 +416,10 @@ def test_fsdp_tensor_parallel_and_reductions_by_hand_train_to_the_same_bits(tmp_
     assert {"allgather", "reducescatter"} <= set(run.collectives.op)
     assert len(set(run.collectives.group)) >= 2
     assert span_count(run, "host", "step") == 2 * 9
+    whole, part = [128, 128, 4096, 4096], [64, 128, 2048, 2048]
+    for first, made in ((0, whole), (3, whole), (6, part)):  # FSDP gathers, tensor parallelism not
+        mine = run.gradients.rows((run.gradients.rank == 1) & (run.gradients.step == first + 1))
+        assert sorted(mine.bytes.tolist()) == made
     by_tensors = run.collectives.rows(run.collectives.step > 6)  # issued by C++
     assert set(by_tensors.op) == {"allreduce"}
     assert by_tensors.bytes.tolist() == 2 * 2 * [4 * 32 * 4]  # the output of a split layer

@@ -208,6 +208,43 @@ def test_a_model_that_is_split_over_ranks_sums_gradients_among_the_others(
     assert "groups of one in 2 ranks sum gradients" in said
 
 
+@pytest.mark.parametrize("workers", [4, 8, 16])
+def test_sums_by_hand_of_a_split_model_grow_among_the_ranks_with_the_same_part(
+    workers: int,
+) -> None:
+    shown, truth = (
+        a_trained_job(a_transport(), workers=count, split_mib=8, by_hand=True)
+        for count in (4, workers)
+    )
+    assert typical_step(shown).shards == 2
+    assert predicted_s(shown, truth) == pytest.approx(measured_s(truth), rel=0.05)
+    with pytest.raises(UsageError, match=r"a multiple of 2 for .* got 7"):
+        fw.whatif(shown, workers=7)
+
+
+@pytest.mark.parametrize(("again_mib", "shards"), [(25, 1), (8, 2)])
+def test_a_group_whose_shards_of_sums_another_adds_up_does_not_grow(
+    again_mib: int, shards: int
+) -> None:
+    """Pairs sum half of the 50 MiB after the others' sums, or something else."""
+    run = a_trained_job(
+        a_transport(), workers=4, split_mib=again_mib, by_hand=True, op="reducescatter"
+    )
+    rows = run.collectives
+    is_again = np.char.startswith(rows.group.astype(str), "pair")
+    summed_ns = {step: rows.end_ns[rows.step == step].max() for step in set(rows.step.tolist())}
+    late_ns = np.array([summed_ns[step] for step in rows.step.tolist()])
+    rows = dataclasses.replace(
+        rows,
+        op=np.where(is_again, "allreduce", rows.op).astype(object),
+        **{
+            name: np.where(is_again, late_ns, getattr(rows, name))
+            for name in ("issue_ns", "start_ns", "end_ns")
+        },
+    )
+    assert typical_step(dataclasses.replace(run, collectives=rows)).shards == shards
+
+
 def test_a_transport_that_fills_the_line_still_costs_each_message_something() -> None:
     """Many tiny messages leave the line idle, so their cost is not the line's."""
     run = a_trained_job(
@@ -710,6 +747,26 @@ def test_another_model_is_predicted_with_the_transport_of_a_run() -> None:
     full = fw.whatif("resnet50@v100", workers=4, bandwidth="1Gbps")
     assert table["step_s"][0] > full["step_s"][0]
     assert table.interval_s[0][0] < table["step_s"][0] < table.interval_s[1][0]
+
+
+def test_messages_wait_for_processors_that_others_have_on_any_transport() -> None:
+    """Processors worked for 0.2 ms of each 3 ms that a small message took."""
+    quiet = a_trained_job(
+        a_transport(processor_s_per_hop=1.5e-3),
+        gradients_mib=[0.001] * 40,
+        buckets="ddp:1kB",
+        by_hand=True,
+        facts={**used(0.008), "processor_s": ((0.0, 0.02), (1.0, 0.02))},
+    )
+    crowded = beside_others(quiet, 0.9)
+    alone, beside = (a_forecaster(run) for run in (quiet, crowded))
+    ours, waiting = alone.filling().ask(), beside.filling().ask()
+    messages_s = beside.measured_s - beside.alone_s
+    assert ours.step_s < beside.alone_s + 0.2 * messages_s
+    assert waiting.step_s > beside.alone_s + 0.25 * messages_s
+    assert waiting.low_s < beside.alone_s + 0.2 * messages_s
+    assert waiting.high_s > beside.measured_s
+    assert beside.unhindered().ask().step_s > alone.unhindered().ask().step_s + 0.2 * messages_s
 
 
 def test_full_utilization_of_one_profile_has_no_interval() -> None:

@@ -5,6 +5,7 @@ Runs are opened and named, with the transport that they show. Conditions become 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -388,12 +389,13 @@ def subjects_of(
     many: Sequence[tuple[str, Run]], transports: Transports, grid: Grid
 ) -> list[Subject]:
     """Return the subject of each run, and refuse conditions of sums for a run that has none."""
-    subjects = []
+    subjects: list[Subject] = []
     for name, run in many:
         # A modelled step has one pass. To count passes imports what its prediction needs not.
         is_modelled = run.provenance.basis == "modelled"
         passes = 1 if is_modelled else passes_of_step(run) or 1
         subjects.append(replace(subject_of(name, run, transports), passes=passes))
+        _refuse_split_groups(subjects[-1], run.facts.workers or 1, grid.workers)
     are_asked = {
         "buckets": grid.are_buckets_asked,
         "compression": not all(codec.is_none for codec in grid.compressors),
@@ -410,6 +412,23 @@ def subjects_of(
                 f"{'it' if len(asked) == 1 else 'them'} out"
             )
     return subjects
+
+
+def _refuse_split_groups(subject: Subject, recorded: int, workers: Sequence[int]) -> None:
+    """Refuse numbers of workers that do not fill the groups of ranks which a model is split over.
+
+    One worker stands for T1. Groups that do not divide the recorded ranks either split no model.
+    """
+    ranks = max(subject.step.shards, 1)
+    for members in subject.step.others.members:
+        if members > 0 and recorded % members == 0:
+            ranks = math.lcm(ranks, members)
+    for count_of_all in workers:
+        if count_of_all > 1 and count_of_all % ranks:
+            raise UsageError(
+                f"workers: expected a multiple of {ranks} for {subject.name}, whose model is split "
+                f"over groups of ranks, got {count_of_all:,}"
+            )
 
 
 def in_asked_buckets(subjects: Sequence[Subject], grid: Grid) -> list[Subject]:

@@ -14,6 +14,9 @@ line rate that headers leave, and the processor time that the ranks' communicati
 used. So even a run on a slow line, which never loads its processors fully, tells their speed,
 less surely.
 
+Beside other programs, some messages wait for a processor. Medians leave that out, and whole steps
+tell it. Any transport there waits as long for each message in a row.
+
 Two uncertainties make the prediction's interval wider. One is left by the fit. The other is that a
 run of any length shows the line and the processors only as they were while it lasted.
 """
@@ -37,7 +40,6 @@ from fullwire.run.placement import Placement, placement_of, sums_on_processors
 from fullwire.run.processors import KERNEL_FACTOR, share_of_others
 from fullwire.run.run import Collectives, Run, Whole
 from fullwire.simulation.groups import members_of
-from fullwire.simulation.step import Step
 from fullwire.simulation.transport import MeasuredTransport
 
 _Held: TypeAlias = tuple[tuple[str, int, int], ...]  # kind, bytes and ranks of each collective
@@ -127,6 +129,7 @@ class Calibration:
     work_off: float  # how much other runs' work may differ: standard deviation of its logarithm
     fit: _Fit  # what it was fitted to
     is_played: bool = False  # to simulated runs alone, which show no scatter
+    wait_s_per_hop: float = 0.0  # for processors that other programs had: on any transport
 
     def after_another(self, rate_bps: float) -> Calibration:
         """Return the calibration that one more recording at this line rate is likely to give.
@@ -163,12 +166,17 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
         [_by_step_s(run, kept) for run, kept in by_run if kept],
         _work_off(telling),
     )
+    found = fit.solved()
+    waits_s = [_wait_s_per_hop(found, run, kept) for run, kept in by_run if kept]
     is_played = all(map(_is_played, telling))
-    return replace(fit.solved(), is_played=is_played)
+    return replace(found, is_played=is_played, wait_s_per_hop=float(np.mean(waits_s)))
 
 
 def filling(calibration: Calibration, payload_share: float) -> Calibration:
-    """Return our own transport on the processors on which Gloo was measured."""
+    """Return our own transport on the processors on which Gloo was measured.
+
+    Other programs on these processors stay, and so does what messages wait for them.
+    """
 
     def ours(
         line_off: float = 0.0, work_off: float = 0.0, hop_off: float = 0.0, apart: float = 0.0
@@ -182,6 +190,7 @@ def filling(calibration: Calibration, payload_share: float) -> Calibration:
             processor_s_per_byte=work,
             processor_s_per_hop=hop,
             apart=apart,
+            wait_s_per_hop=calibration.wait_s_per_hop,
             gathers_late=0.0,
         )
 
@@ -200,15 +209,29 @@ def filling(calibration: Calibration, payload_share: float) -> Calibration:
 
 
 def unhindered(calibration: Calibration, payload_share: float) -> Calibration:
-    """Return a transport without work for bytes; the cost of a message stays."""
+    """Return a transport without work for bytes; the cost and the waits of a message stay."""
     no_work = replace(
         calibration.transport,
         share=payload_share,
         processor_s_per_byte=0.0,
         apart=0.0,
+        wait_s_per_hop=calibration.wait_s_per_hop,
         gathers_late=0.0,
     )
     return replace(calibration, transport=no_work, variants=(), between=(no_work, no_work))
+
+
+def _wait_s_per_hop(fitted: Calibration, run: Run, periods: Sequence[_Period]) -> float:
+    """Return how long messages in a row waited for processors that other programs had, each.
+
+    It is what the messages of a step took beyond their fit, which is of medians. A thread waits for
+    the others' share of the time, so more than that share has another cause.
+    """
+    steps_s, observed = _by_step_s(run, periods), list(_observed(run, periods))
+    whole_s = median_of(steps_s).value * len(steps_s)
+    fitted_s = sum(fitted.fit.predicted_s(fitted.transport, one) * one.count for one in observed)
+    hops = sum(sum(one.hops) * one.count for one in observed)
+    return max(min(whole_s - fitted_s, share_of_others(run) * whole_s), 0.0) / max(hops, 1.0)
 
 
 def in_another_run(calibration: Calibration) -> tuple[MeasuredTransport, ...]:
@@ -220,15 +243,9 @@ def in_another_run(calibration: Calibration) -> tuple[MeasuredTransport, ...]:
             transport,
             processor_s_per_byte=transport.processor_s_per_byte * work,
             processor_s_per_hop=transport.processor_s_per_hop * work,
+            wait_s_per_hop=transport.wait_s_per_hop * work,
         ),
     )
-
-
-def in_another_step(step: Step, calibration: Calibration) -> Step:
-    """Return a step whose own work takes processors longer, by as much as another run's may."""
-    own_ns = round(step.processor_ns * float(np.exp(calibration.work_off)))
-    longer_ns = own_ns - step.processor_ns
-    return replace(step, processor_ns=own_ns, step_ns=step.step_ns + longer_ns)
 
 
 def held_against(calibration: Calibration, runs: Sequence[Run]) -> Calibration:
@@ -517,7 +534,7 @@ class _Fit:
             for observation in self._observations
             if (observation.rate_bps, observation.workers) == (first.rate_bps, first.workers)
             for predicted_s in [
-                self._predicted_s(transport, replace(observation, rate_bps=rate_bps))
+                self.predicted_s(transport, replace(observation, rate_bps=rate_bps))
             ]
         ]
         return _Fit(
@@ -554,7 +571,8 @@ class _Fit:
             gathers_late=self._gathers_late,
         )
 
-    def _predicted_s(self, transport: MeasuredTransport, observed: Observation) -> float:
+    def predicted_s(self, transport: MeasuredTransport, observed: Observation) -> float:
+        """Return how long periods like the observed ones take on a transport."""
         wire_bytes, hops = np.array(observed.wire_bytes), np.array(observed.hops)
         line_s = 8 * wire_bytes / (observed.rate_bps * transport.share)
         line_s = line_s * (1 + transport.gathers_late * np.array(observed.halves))
@@ -565,7 +583,7 @@ class _Fit:
         """Return how far each prediction is from its observation, in the observation's spreads."""
         transport, seen = self._transport(at), []
         for observed in self._observations:
-            predicted_s = self._predicted_s(transport, observed)
+            predicted_s = self.predicted_s(transport, observed)
             seen.append(np.log(predicted_s / observed.time_s) / observed.spread)
         per_byte, per_hop = transport.processor_s_per_byte, transport.processor_s_per_hop
         works_s = [used.wire_bytes * per_byte + used.hops * per_hop for used in self._used]

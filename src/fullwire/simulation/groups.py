@@ -24,7 +24,8 @@ class Others:
     op: tuple[str, ...] = ()  # as the job issues them
     backend: str | None = None  # which may send one as another; see `sent`
     bytes: tuple[int, ...] = ()
-    members: tuple[int, ...] = ()  # the ranks that each is among; 0 for all, however many
+    # The ranks that each is among; 0 for all, however many, and -N for one in N of all.
+    members: tuple[int, ...] = ()
     exposed_ns: int = 0
     total_ns: int = 0  # of their durations
     calling_ns: int = 0  # from the end of each to the next, where the host is otherwise idle
@@ -37,6 +38,11 @@ class Others:
     def sent(self) -> tuple[str, ...]:
         """Return the operation whose messages the backend sends for each, which costs the time."""
         return tuple(sent_as(op, self.backend) for op in self.op)
+
+    @property
+    def shards(self) -> int:
+        """Return N where one in N ranks sum the same gradients in a group of their own."""
+        return max(1, -min(self.members, default=0))
 
     def are_all_that_is_sent(self, run: Run) -> bool:
         """Say whether a job of several workers sends these collectives and keeps its gradients.
@@ -90,6 +96,11 @@ class Others:
             issue_ns=kept(self.issue_ns),
             awaited=kept(self.awaited),
         )
+
+
+def ranks_among(members: int, workers: int) -> int:
+    """Return how many of these workers a collective is among, by its `Others.members`."""
+    return members if members > 0 else -(-workers // max(1, -members))
 
 
 def members_of(run: Run) -> dict[str, int]:

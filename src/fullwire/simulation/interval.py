@@ -26,9 +26,10 @@ from fullwire.clusters.cluster import with_fastest_inside
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.library import rests_on_least_rate
 from fullwire.crew import ALONE, Crew
-from fullwire.simulation.calibrate import Calibration, in_another_run, in_another_step
+from fullwire.simulation.calibrate import Calibration, in_another_run
 from fullwire.simulation.grid import AXES, AXES_GIVEN, Grid, Predictions, Subject, shaped
 from fullwire.simulation.of_kinds import apart, mean_ends
+from fullwire.simulation.step import Step
 from fullwire.simulation.sweep import PIECE_POINTS, residues, sweep
 from fullwire.simulation.transport import FullTransport, MeasuredTransport
 
@@ -120,7 +121,7 @@ def _of_one_kind(
     sooner_s, later_s = step_s * below, step_s * above
     if calibration is not None:
         busier = [
-            replace(subject, step=in_another_step(subject.step, calibration))
+            replace(subject, step=_in_another_run(subject.step, calibration))
             for subject in subjects
         ]
         for place, (subject, other) in enumerate(zip(subjects, busier, strict=True)):
@@ -263,6 +264,13 @@ def _with_residues(subject: Subject, calibration: Calibration) -> Subject:
         measured_ns[-2:] = (round(step.measured_ns * share) for share in (1 - below, 1 + above))
     fitted = residues(subject, transports, measured_ns)
     return replace(subject, residues=fitted + subject.residues)
+
+
+def _in_another_run(step: Step, calibration: Calibration) -> Step:
+    """Return a step whose own work takes processors longer, by as much as another run's may."""
+    own_ns = round(step.processor_ns * float(np.exp(calibration.work_off)))
+    longer_ns = own_ns - step.processor_ns
+    return replace(step, processor_ns=own_ns, step_ns=step.step_ns + longer_ns)
 
 
 def _by_warm_processors(subjects: Sequence[Subject], grid: Grid) -> Floats:

@@ -26,6 +26,7 @@ from fullwire.compression.compressor import Combining, Compressor
 from fullwire.errors import UsageError
 from fullwire.simulation.buckets import BucketPolicy, Buckets
 from fullwire.simulation.grid import Grid, Order, Residue, Subject, tried
+from fullwire.simulation.groups import ranks_among
 from fullwire.simulation.on_links import OnLinks, Routed, routed_s
 from fullwire.simulation.schedule import (
     Timeline,
@@ -558,13 +559,14 @@ def _others(
     kinds = Counter(zip(others.sent, others.bytes, others.members, strict=True))
     for (op, size, members), count in kinds.items():
         cost_of = {
-            among: recorded_cost(op, members or among, size, subject.adds) for among in set(workers)
+            among: recorded_cost(op, ranks_among(members, among), size, subject.adds)
+            for among in set(workers)
         }
         costs = [cost_of[among] for among in workers]
         yield _Other(
             wire_bits=np.array([8 * float(cost.wire_bytes) for cost in costs]),
             hops=np.array([float(cost.hops) for cost in costs]),
-            halves=np.array([half_a_part(op, members or among) for among in workers]),
+            halves=np.array([half_a_part(op, among) for among in ranks]),
             load=np.ones(len(workers)) if members else subject.nic_loads(workers, *on_wire(op)),
             latency_s=latency_s,
             count=count,

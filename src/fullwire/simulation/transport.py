@@ -58,6 +58,9 @@ class MeasuredTransport:
     processor_s_per_byte: float | Floats
     processor_s_per_hop: float | Floats
     apart: float | Floats  # share of the work for bytes that is done while the line is idle
+    # A thread that a message wakes waits for a processor while other programs have them all. That
+    # comes on top, and is no work.
+    wait_s_per_hop: float | Floats = 0.0
     # Gloo gathers in halves of a rank's part. A rank that comes later answers with data, and its
     # word that it is ready for the other's half stands in line behind them. So the line carries
     # half a part less at a time, in this share of the gathers. In others, ranks come together.
@@ -71,7 +74,13 @@ class MeasuredTransport:
         """Return several as one, along a first axis before the points'."""
         figures: dict[str, Any] = {
             name: np.array([getattr(one, name) for one in several]).reshape(-1, 1, 1, 1)
-            for name in ("share", "processor_s_per_byte", "processor_s_per_hop", "apart")
+            for name in (
+                "share",
+                "processor_s_per_byte",
+                "processor_s_per_hop",
+                "apart",
+                "wait_s_per_hop",
+            )
         }
         return replace(several[0], **figures)
 
@@ -81,7 +90,8 @@ class MeasuredTransport:
         work_s = self.work_s(sent_bytes, hops, crowd)
         longer_s, shorter_s = np.maximum(line_s, work_s), np.minimum(line_s, work_s)
         both = shorter_s / np.maximum(longer_s, np.finfo(float).tiny)
-        return np.asarray(longer_s * (1 + both**_SHARPNESS) ** (1 / _SHARPNESS))
+        in_turn_s = longer_s * (1 + both**_SHARPNESS) ** (1 / _SHARPNESS)
+        return np.asarray(in_turn_s + hops * self.wait_s_per_hop)
 
     def work_s(self, sent_bytes: Floats, hops: Floats, crowd: Floats) -> Floats:
         """Return how long a message keeps the processors that so many ranks share busy."""

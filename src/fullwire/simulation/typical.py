@@ -353,7 +353,8 @@ def _communication(run: Run, table: _Steps, workers: int, sends: Sending) -> _Se
     np.minimum.at(leaves_ns, tuple(axis[is_bucket] for axis in place), rows.issue_ns[is_bucket])
     is_amidst = (leaves_ns < table.computed_ns)[leaves_ns < MOST_NS]
     are_amidst = bool(2 * is_amidst.sum() > len(is_amidst))
-    sent = _Sent(none, others, max(1, workers // max(among, default=workers)), are_amidst)
+    shards = max(1, workers // max(among, default=workers), others.shards)
+    sent = _Sent(none, others, shards, are_amidst)
     if run.facts.hook is not None and sends != "nothing":
         return _by_hook(run, sent, rows.rows(is_bucket), table)
     buckets = _other_than_gradients(rows.rows(is_bucket), table)
@@ -488,11 +489,19 @@ def _others(
     sums_all = bool(usual.bytes[is_sum].sum() >= table.bytes.sum())
     sum_gradients = run.facts.buckets is None and sums_all
     by_hand = set(usual.op.tolist()) == {"allreduce"} and set(among) == {_workers(run)}
+    workers = _workers(run)
+    growing = None
+    if sum_gradients and not by_hand:
+        sums = usual.rows(is_sum & (usual.issue_ns >= table.backward_ns[place]))
+        growing = _summing_group(sums, members, int(table.bytes.sum()), workers)
     return Others(
         op=tuple(usual.op.tolist()),
         backend=run.facts.backend,
         bytes=tuple(usual.bytes.tolist()),
-        members=tuple(0 if count == _workers(run) else count for count in among),
+        members=tuple(
+            0 if count == workers else -(workers // count) if name == growing else count
+            for count, name in zip(among, usual.group.astype(str).tolist(), strict=True)
+        ),
         exposed_ns=exposed_ns,
         total_ns=exposed_ns + max(_mean_ns(hidden_ns), 0),
         calling_ns=_mean_ns(calling_ns),
@@ -501,6 +510,29 @@ def _others(
         are_gradients=sum_gradients and by_hand,
         sum_gradients=sum_gradients and not by_hand,
     )
+
+
+def _summing_group(
+    sums: Collectives, members: Mapping[str, int], gradient_bytes: int, workers: int
+) -> str | None:
+    """Return the group of some ranks that sums as many bytes as a rank's gradients have.
+
+    Such a group has the ranks with the same part of a model, and more workers make it larger. Where
+    it shards its sums and another group adds these up, more workers make the other one larger.
+    """
+    names, place = np.unique(sums.group.astype(str), return_inverse=True)
+    if not len(names):
+        return None
+    of_each = np.bincount(place.reshape(-1), sums.bytes, len(names))
+    nearest = int(np.abs(of_each - gradient_bytes).argmin())
+    name = str(names[nearest])
+
+    def are_near(wanted_bytes: float) -> NDArray[np.bool_]:
+        return np.asarray(np.abs(of_each - wanted_bytes) <= _AS_MANY * wanted_bytes)
+
+    adds_up_shards = np.delete(are_near(gradient_bytes / members[name]), nearest).any()
+    is_summing = are_near(gradient_bytes)[nearest] and workers % members[name] == 0
+    return name if is_summing and not adds_up_shards else None
 
 
 def _both(first: tuple[Whole, Whole], second: tuple[Whole, Whole]) -> tuple[Whole, Whole]:

@@ -402,29 +402,29 @@ class Gradients:
         if accounts is None:
             accounts = {}
             self._by_optimizer.put(optimizer, accounts)
-        for parameter in parameters:
+        parameters = [*parameters]
+        for parameter, size in zip(parameters, _gradient_bytes(parameters), strict=True):
             account = self._account_of.get(parameter)
             if account is not None and account.is_kept:
                 accounts[account] = account.passes
             elif parameter.requires_grad and parameter.is_leaf and parameter not in self._hooked:
                 self._hooked[parameter] = True
-                number = self._number(parameter)
+                number = self._number(size)
                 if parameter.is_cuda:
                     hook = _device_hook(self._clock, number)
                 else:
                     hook = hook_of(self._journal, number)
                 parameter.register_post_accumulate_grad_hook(hook)
 
-    def _number(self, parameter: Any) -> int:
+    def _number(self, size: int) -> int:
         number = next(self._count)
-        size = parameter.numel() * parameter.element_size()
         self._journal.define(kind="parameter", number=number, bytes=size)
         return number
 
     def keep_account(self, reducer: Any, parameters: Sequence[Any]) -> None:
         """Use a reducer's times from now on, unless its parameters have hooks or device events."""
         if not any(parameter.is_cuda or parameter in self._hooked for parameter in parameters):
-            first, *_ = [self._number(parameter) for parameter in parameters]
+            first, *_ = [self._number(size) for size in _gradient_bytes(parameters)]
             account = _Account(reducer, first, len(parameters))
             self._by_reducer[reducer] = account
             for parameter in parameters:
@@ -465,6 +465,42 @@ class Gradients:
             self.watch(optimizer, group["params"])
         for account in accounts:
             accounts[account] = account.passes
+
+
+def _gradient_bytes(parameters: Sequence[Any]) -> list[int]:
+    """Return the bytes of the gradient that a rank makes itself of each parameter.
+
+    A DTensor states the size of the whole, and a rank holds a part. Tensor parallelism makes a
+    gradient of the rank's own part. FSDP gathers a parameter first, as large as it was given.
+    """
+    are_split = [hasattr(parameter, "to_local") for parameter in parameters]
+    gathered = _gathered_elements() if any(are_split) else {}
+    sizes = []
+    for parameter, is_split in zip(parameters, are_split, strict=True):
+        elements = parameter.numel()
+        if id(parameter) in gathered:
+            elements = gathered[id(parameter)]
+        elif is_split:
+            elements = parameter.detach().to_local().numel()
+        sizes.append(elements * parameter.element_size())
+    return sizes
+
+
+def _gathered_elements() -> dict[int, int]:
+    """Return the elements of each parameter as FSDP2 gathers it, by the parameter's identity."""
+    states = sys.modules.get("torch.distributed._composable_state")
+    found = {}
+    for reference in getattr(states, "_module_state_mapping", {}).values():
+        state = reference()
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # a torch whose modules have one group each
+            group = getattr(state, "_fsdp_param_group", None)
+            groups = [] if group is None else [group]
+        for group in groups:
+            for held in group.fsdp_params:
+                if (size := getattr(held, "_orig_size", None)) is not None:  # else another torch
+                    found[id(held.sharded_param)] = size.numel()
+    return found
 
 
 class _Account:
