@@ -566,7 +566,7 @@ def _others(
         yield _Other(
             wire_bits=np.array([8 * float(cost.wire_bytes) for cost in costs]),
             hops=np.array([float(cost.hops) for cost in costs]),
-            halves=np.array([half_a_part(op, among) for among in ranks]),
+            halves=np.array([half_a_part(op, ranks_among(members, among)) for among in workers]),
             load=np.ones(len(workers)) if members else subject.nic_loads(workers, *on_wire(op)),
             latency_s=latency_s,
             count=count,
