@@ -501,7 +501,12 @@ def _beside(run: Run, usual: Account, baseline: RunLike | None) -> _Beside:
         max(each.parts_s[Part.COMPUTE.key] - one_s, 0.0) for each in (usual, found_with)
     )
     # Of steps of several kinds, each kind has its share of T1, as the job itself tells it.
-    t1 = Alone(by_one.step_s, *between_s)
+    t1 = Alone(
+        by_one.step_s,
+        *between_s,
+        input_s=by_one.parts_s[Part.INPUT.key],
+        host_s=by_one.parts_s[Part.HOST.key],
+    )
     parts = [each.time_s / (estimated.time_s or 1.0) for each in estimated.of_kinds]
     of_kinds = tuple(Alone(part * t1.time_s, part * t1.low_s, part * t1.high_s) for part in parts)
     return _Beside(found_with, t1._replace(of_kinds=of_kinds), longer_s, left_s)

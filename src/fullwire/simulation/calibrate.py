@@ -86,7 +86,7 @@ _DEVICE_S_PER_BYTE = _Known(1 / (0.84 * 450e9), 0.6)
 
 # How much the share of the line and the processors' work differ between runs of the same job on the
 # same machine, hours apart. They are standard deviations of logarithms (validation/README.md).
-_LINE_FROM_RUN_TO_RUN = 0.018
+LINE_FROM_RUN_TO_RUN = 0.018
 _WORK_FROM_RUN_TO_RUN = 0.08
 
 # Our transport's work for a byte, as a share of Gloo's on the same processors. All of it is done
@@ -232,20 +232,6 @@ def _wait_s_per_hop(fitted: Calibration, run: Run, periods: Sequence[_Period]) -
     fitted_s = sum(fitted.fit.predicted_s(fitted.transport, one) * one.count for one in observed)
     hops = sum(sum(one.hops) * one.count for one in observed)
     return max(min(whole_s - fitted_s, share_of_others(run) * whole_s), 0.0) / max(hops, 1.0)
-
-
-def in_another_run(calibration: Calibration) -> tuple[MeasuredTransport, ...]:
-    """Return a transport as it may be in another run: with a slower line, and with slower work."""
-    transport, work = calibration.transport, float(np.exp(calibration.work_off))
-    return (
-        replace(transport, share=transport.share * float(np.exp(-_LINE_FROM_RUN_TO_RUN))),
-        replace(
-            transport,
-            processor_s_per_byte=transport.processor_s_per_byte * work,
-            processor_s_per_hop=transport.processor_s_per_hop * work,
-            wait_s_per_hop=transport.wait_s_per_hop * work,
-        ),
-    )
 
 
 def held_against(calibration: Calibration, runs: Sequence[Run]) -> Calibration:
@@ -504,7 +490,7 @@ class _Fit:
         weights = np.array([recording.count * recording.time_s for recording in recorded])
         misfit = float(np.sqrt(np.average(relative**2, weights=weights)))
         slopes = self._slopes(at)
-        among_runs = np.diag([_LINE_FROM_RUN_TO_RUN**2, 0.0, 0.0, 0.0])
+        among_runs = np.diag([LINE_FROM_RUN_TO_RUN**2, 0.0, 0.0, 0.0])
         among_runs[1:3, 1:3] = self._work_off**2
         covariance = np.linalg.inv(slopes.T @ slopes) + among_runs / len(self._runs)
         lengths, axes = np.linalg.eigh(covariance)

@@ -26,7 +26,7 @@ from fullwire.clusters.cluster import with_fastest_inside
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.library import rests_on_least_rate
 from fullwire.crew import ALONE, Crew
-from fullwire.simulation.calibrate import Calibration, in_another_run
+from fullwire.simulation.calibrate import LINE_FROM_RUN_TO_RUN, Calibration
 from fullwire.simulation.grid import AXES, AXES_GIVEN, Grid, Predictions, Subject, shaped
 from fullwire.simulation.of_kinds import apart, mean_ends
 from fullwire.simulation.step import Step
@@ -129,7 +129,7 @@ def _of_one_kind(
             less_s = own_s[place] - _WIDTH * (longer_s - own_s[place])
             own_s[place] = max(less_s, min(own_s[place], work_s))
         # Another run may have slower work, and a slower line.
-        slower_line, slower_work = in_another_run(calibration)
+        slower_line, slower_work = _transports_in_another_run(calibration)
         slower_s = next(_on_each((slower_work,), busier, grid, crew))
         variance = variance + np.square(slower_s - step_s)
     if calibration is not None and not all(
@@ -264,6 +264,20 @@ def _with_residues(subject: Subject, calibration: Calibration) -> Subject:
         measured_ns[-2:] = (round(step.measured_ns * share) for share in (1 - below, 1 + above))
     fitted = residues(subject, transports, measured_ns)
     return replace(subject, residues=fitted + subject.residues)
+
+
+def _transports_in_another_run(calibration: Calibration) -> tuple[MeasuredTransport, ...]:
+    """Return the transport with a slower line, and with slower work."""
+    transport, work = calibration.transport, float(np.exp(calibration.work_off))
+    return (
+        replace(transport, share=transport.share * float(np.exp(-LINE_FROM_RUN_TO_RUN))),
+        replace(
+            transport,
+            processor_s_per_byte=transport.processor_s_per_byte * work,
+            processor_s_per_hop=transport.processor_s_per_hop * work,
+            wait_s_per_hop=transport.wait_s_per_hop * work,
+        ),
+    )
 
 
 def _in_another_run(step: Step, calibration: Calibration) -> Step:

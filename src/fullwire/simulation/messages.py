@@ -384,8 +384,7 @@ class Messages:
         """Return when the collectives that go in place of gradients are on the lane, at one point.
 
         They go one after another, in the order of `Others`, and end as long after the backward pass
-        as they are exposed. What the recorded passes waited for them is in these passes already.
-        More of them than fit before that went at once, and so they do here.
+        as they are exposed. More of them than fit before that went at once, and so they do here.
         """
         step, whole = self.subject.step, slice(None)
         of_kind = {
@@ -398,8 +397,7 @@ class Messages:
         exposed_s, total_s = (
             float(of_all[0, 0, 0]) for of_all in self._others_s(whole, rate_bps, transport)
         )
-        waited_s = max(step.forward_ns + step.backward_ns - step.step_ns, 0) * 1e-9
-        end_s = step.backward_ns * 1e-9 + max(exposed_s - waited_s, 0.0)
+        end_s = step.backward_ns * 1e-9 + exposed_s
         start_s = max(end_s - total_s, -step.forward_ns * 1e-9)
         before_s = np.cumsum(each_s) - each_s
         squeezed = min((end_s - start_s) / total_s, 1.0) if total_s else 1.0

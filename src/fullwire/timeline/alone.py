@@ -54,6 +54,19 @@ def alone(run: Run, usual: Account) -> Alone:
 
 
 def _alone(run: Run, usual: Account) -> Alone:
+    alone_s, parts = usual.alone_s, usual.parts_s
+    low_s, high_s = _between_s(run, usual)
+    return Alone(
+        alone_s,
+        low_s,
+        high_s,
+        tells_contention=usual.crowding.is_told,
+        input_s=parts[Part.INPUT.key],
+        host_s=parts[Part.HOST.key],
+    )
+
+
+def _between_s(run: Run, usual: Account) -> tuple[float, float]:
     alone_s, crowding, facts = usual.alone_s, usual.crowding, run.facts
     if world(run) == 1:
         below, above = REPEATS, REPEATS
@@ -68,30 +81,21 @@ def _alone(run: Run, usual: Account) -> Alone:
         below, above = (math.hypot(off, open_share) for off in _OFF_ON_DEVICES)
         below = math.hypot(below, usual.untold_crowding_s / alone_s) if alone_s else below
     else:
-        return _alone_on_processors(run, usual)
-    low_s, high_s = alone_s * max(1 - below, 0.0), alone_s * (1 + above)
-    parts = usual.parts_s
-    return Alone(
-        alone_s,
-        low_s,
-        high_s,
-        tells_contention=crowding.is_told,
-        input_s=parts[Part.INPUT.key],
-        host_s=parts[Part.HOST.key],
-    )
+        return _between_on_processors_s(run, usual)
+    return alone_s * max(1 - below, 0.0), alone_s * (1 + above)
 
 
-def _alone_on_processors(run: Run, usual: Account) -> Alone:
-    """Return T1 where the job's sums, and perhaps other programs, share its processors.
+def _between_on_processors_s(run: Run, usual: Account) -> tuple[float, float]:
+    """Return the range of T1 where the job's sums, and perhaps other programs, share processors.
 
-    Chance in probe steps concerns computing alone. So do other programs: one worker
-    beside them may wait for a processor, or find one free. It still runs as long as in a probe
-    step, within the error of T1 itself.
+    Chance in probe steps concerns computing alone. So do other programs: one worker beside them may
+    wait for a processor, or find one free. It still runs as long as in a probe step, within the
+    error of T1 itself.
     """
-    alone_s, crowding = usual.alone_s, usual.crowding
+    crowding = usual.crowding
     below, above = _OFF[crowding.source]
-    computing_s = min(usual.parts_s[Part.COMPUTE.key], alone_s)
-    rest_s = alone_s - computing_s  # input, and the host's part
+    computing_s = min(usual.parts_s[Part.COMPUTE.key], usual.alone_s)
+    rest_s = usual.alone_s - computing_s  # input, and the host's part
     by_chance = 2 * crowding.scatter / max(crowding.probes, 1) ** 0.5
     low, high = max(1 - math.hypot(below, by_chance), 0.0), 1 + math.hypot(above, by_chance)
     ran_s = 0.0
@@ -101,8 +105,7 @@ def _alone_on_processors(run: Run, usual: Account) -> Alone:
         ran_s = min((time_s for _, time_s in run.facts.probe_compute_s or ()), default=0.0)
     ran_s = (1 - below) * min(ran_s, computing_s)
     low_s = max(low * computing_s, ran_s) + (1 - below) * rest_s
-    high_s = high * computing_s + (1 + above) * rest_s
-    return Alone(alone_s, low_s, high_s, tells_contention=crowding.is_told)
+    return low_s, high * computing_s + (1 + above) * rest_s
 
 
 def alone_by_account(run: Run, parts: Iterable[Spans] | None = None) -> Alone | None:
