@@ -23,13 +23,14 @@ from fullwire.run.facts import Facts, FactValue
 from fullwire.run.placement import Placement, placement_of
 from fullwire.run.run import Collectives, Hosts, Run
 from fullwire.run.usual import Alone
+from fullwire.simulation.as_recorded import residues, with_contention, with_residue
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, filling, observations_of
 from fullwire.simulation.forecast import Forecaster, forecaster
 from fullwire.simulation.grid import AXES, MEASURES, Crowding, Grid, Residue
 from fullwire.simulation.stragglers import jitter
 from fullwire.simulation.subject import plain_subject
-from fullwire.simulation.sweep import residues, sweep, with_contention, with_residue
+from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
 from fullwire.timeline.account import account

@@ -20,8 +20,8 @@ from fullwire.report.explanation import print_explanation
 from fullwire.run.facts import Facts, FactValue
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Carried, Collectives, Hosts, Links, Run, Sockets, Spans
+from fullwire.simulation.as_recorded import with_residue
 from fullwire.simulation.forecast import forecaster
-from fullwire.simulation.sweep import with_residue
 from fullwire.simulation.transport import FullTransport
 from fullwire.timeline.summary import summarised
 from fullwire.words import sentence

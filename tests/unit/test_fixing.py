@@ -340,6 +340,14 @@ def test_each_fix_that_is_applied_can_be_written_by_hand(fix: str) -> None:
     )
 
 
+def test_an_export_leaves_out_keys_of_newer_versions_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text("newer_key = 3\n" + as_toml(Recipe(fixes=(parse_fix("threads:1"),))))
+    said: list[str] = []
+    assert "OMP_NUM_THREADS=1" in exported(path, "env", said.append)
+    assert "newer_key" in " ".join(said)
+
+
 def test_an_export_is_python_and_makes_each_object_once(tmp_path: Path) -> None:
     settings = [f"{key}:{kind.example}" for key, kind in CAN.items()]
     settings += ["fsdp:reshard_after_forward=False,forward_prefetch,shard_inside_hosts"]

@@ -217,6 +217,12 @@ def test_failures_make_a_training_longer() -> None:
     assert rare.cost is None
 
 
+@pytest.mark.parametrize("name", ["tp", "dp", "pp", "cp"])
+def test_a_degree_of_0_is_refused_in_python_too(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name}: expected a whole number from 1"):
+        fw.plan("llama3-8b", **ASKED, fix={name: 0})
+
+
 def test_failures_may_be_a_range_and_each_number_is_named() -> None:
     asked: dict[str, Any] = {**ASKED, "fix": "tp=8,pp=4,dp=2", "top": 1, "hours": 1000}
     told = [

@@ -15,8 +15,8 @@ from fullwire.run.facts import Facts
 from fullwire.run.kinds import EARLIER
 from fullwire.run.run import Collectives, Gradients
 from fullwire.simulation.grid import Residue
-from fullwire.simulation.replay import replay
 from fullwire.simulation.subject import plain_subject
+from fullwire.simulation.sweep import replay
 from fullwire.timeline.passes import passes_of_step
 from tests.builders import a_run
 from tests.jobs_by_hand import Rank, a_job, a_job_of_experts, a_trained_job, with_data

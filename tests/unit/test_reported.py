@@ -278,6 +278,29 @@ def test_threads_that_report_at_once_keep_their_steps_and_names(tmp_path: Path) 
     assert found.name.tolist() == [f"loss{step // 10_000 * 10_000}" for step in found.step]
 
 
+def test_noise_of_a_worker_that_joined_belongs_to_the_steps_of_the_job(tmp_path: Path) -> None:
+    """A second rank takes part from the third step on, which is its first."""
+    journal = Journal(str(tmp_path))
+    journal.define(kind="metric", number=0, name="loss")
+    journal.close()
+    [read], _ = read_journals([tmp_path])
+
+    def notes(*own: tuple[int, float], mean: float) -> dict[int, np.ndarray]:
+        rows = [[0, time_ns, inside.bits_of(value)] for time_ns, value in own]
+        means = [[1, time_ns, inside.bits_of(mean)] for time_ns, _ in own]
+        return {**NO_NOTES, Note.OWN_NOISE: np.array(rows), Note.MEAN_NOISE: np.array(means)}
+
+    reported = Reported()
+    first = notes((50, 8.0), (350, 6.0), mean=2.0)
+    reported.add(read, steps_of(100, 200, 300, 400), first, 0)
+    reported.add(read, steps_of(300, 400), notes((350, 4.0), mean=2.0), 0, first_step=2)
+    noise = reported.noise()
+    assert noise.step.tolist() == [0, 3]
+    assert noise.ranks.tolist() == [1, 2]
+    assert noise.ranks_squared_norm.tolist() == [8.0, 5.0]
+    assert noise.mean_squared_norm.tolist() == [2.0, 2.0]
+
+
 def test_a_process_that_is_forked_off_knows_the_names_of_metrics(tmp_path: Path) -> None:
     journal = Journal(str(tmp_path))
     taken = inside.Metrics(journal)

@@ -45,15 +45,16 @@ from fullwire.run.gaps import Gap
 from fullwire.run.run import Collectives, Metrics, Noise, Provenance, Run, Spans
 from fullwire.run.usual import Alone, means_of_rounds
 from fullwire.simulation import sweep
+from fullwire.simulation.as_recorded import with_contention
 from fullwire.simulation.buckets import DdpBuckets, fragment_shares
 from fullwire.simulation.grid import Grid
 from fullwire.simulation.messages import COPIES, messages_of
 from fullwire.simulation.subject import plain_subject
-from fullwire.simulation.sweep import with_contention
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
 from fullwire.words import sentence
 from tests.conftest import Cli
+from tests.jobs_by_hand import with_data
 from tests.trained_jobs import a_trained_job, a_transport
 
 LEAST, CRITICAL = 4000, 200  # samples of a tiny batch to the target, and the critical batch
@@ -142,6 +143,18 @@ def test_a_batch_is_the_same_job_with_faster_or_slower_workers(jobs: tuple[Run, 
     table = fw.whatif(small, target=GOAL, curve=large, workers=4, global_batch=[64, 256], **asked)
     plain = fw.whatif(small, workers=4, compute_speed=[1, 0.25], **asked)
     assert table["step_s"] == pytest.approx(plain["step_s"])
+
+
+def test_a_part_of_the_batch_waits_for_a_part_of_the_data(jobs: tuple[Run, Run]) -> None:
+    """Faster computing brings no data sooner, and half of the samples are half of the data."""
+    recorded = with_data(jobs[0], 20.0)
+    asked: dict[str, Any] = {"bandwidth": "100Tbps", "transport": "full", "workers": 1}
+    asked |= {"target": GOAL, "critical_batch": 100}
+    [half_s, whole_s] = fw.whatif(recorded, **asked, global_batch=[8, 16])["step_s"]
+    assert whole_s == pytest.approx(2 * half_s, rel=1e-3)
+    quick = fw.whatif(recorded, **asked, global_batch=[8, 16], compute_speed=1e6)["step_s"]
+    kept_s = fw.explain(recorded).account["input"] + fw.explain(recorded).account["host"]
+    assert quick == pytest.approx([kept_s / 2, kept_s], rel=1e-3)
 
 
 def test_all_wait_for_the_worker_with_the_most_samples_of_an_uneven_batch(

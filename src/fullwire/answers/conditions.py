@@ -189,9 +189,8 @@ def rate(value: Any) -> float:
 
 def looking_s(given: str | float, most_s: float = math.inf, *, what: str = "seconds") -> float:
     """Read how long to look: "30s" or a number of seconds, without an end where that may be."""
-    if most_s == math.inf and isinstance(given, float) and given == math.inf:
-        return given
-    time_s = seconds(given, f"watch: {what}")
+    is_endless = not isinstance(given, str) and given == math.inf
+    time_s = math.inf if is_endless else seconds(given, f"watch: {what}")
     if not 0 < time_s <= most_s:
         most = f", {most_s:g} at most" if most_s < math.inf else ""
         raise UsageError(f"watch: expected {what} above 0{most}, got {shown(given)}")

@@ -324,14 +324,15 @@ def _notes_of(fix: Applied, told: Notes) -> list[list[str]]:
     return found
 
 
-def exported(recipe: str | Path, way: str) -> str:
+def exported(recipe: str | Path, way: str, say: Say = lambda sentence: None) -> str:
     """Return what a person writes to have a recipe's fixes without Fullwire's `run`.
 
     - `way`: "env" for lines of a shell, "python" for lines of the script, "torchrun" for a command.
+    - `say`: hears which keys and fixes of the recipe are left out, as this version lacks them.
     """
     if way not in EXPORTS:
         raise UsageError(f"export: expected {', '.join(EXPORTS)}, got {way}")
-    found = read_recipe(path_of(recipe, "recipe"))
+    found = read_recipe(path_of(recipe, "recipe"), say)
     variables: dict[str, str] = {}
     for fix in found.fixes:
         variables |= fix_kinds()[fix.fix].environment(fix.setting)

@@ -121,10 +121,9 @@ def _ends(
         low, high = read(ends[0], name), read(ends[-1], name)
     except UsageError:
         raise UsageError(f"{name}: expected {expected}, got {shown(given)}") from None
-    if low > high:
-        raise UsageError(f"{name}: expected the least value first, got {shown(given)}")
-    if low == 0 and both:
-        raise UsageError(f"{name}: expected a least value above 0, got {shown(given)}")
+    why = "the first is more than the second" if low > high else "the least is 0"
+    if low > high or (low == 0 and both):
+        raise UsageError(f"{name}: expected {expected}, got {shown(given)}: {why}")
     return low, high
 
 

@@ -262,7 +262,7 @@ def fixed_degrees(
     if given is None:
         return {}
     if isinstance(given, Mapping):
-        return {_degree(name, option): value for name, value in given.items()}
+        return {_degree(name, option): _decided(name, value) for name, value in given.items()}
     fixed: dict[str, int | str] = {}
     for part in several(given, str):
         name, equals, value = (word.strip() for word in part.partition("="))
@@ -270,10 +270,13 @@ def fixed_degrees(
             raise UsageError(f"{option}: expected NAME=VALUE such as tp=8, got {shown(part)}")
         if _degree(name, option) in fixed:
             raise UsageError(f"{option}: expected one {name}, got {fixed[name]} and {value}")
-        is_word = name in ("recompute", "schedule", "context")
-        least = 0 if name in MAY_BE_NONE else 1
-        fixed[name] = value if is_word else count(value, name, least=least)
+        fixed[name] = _decided(name, value)
     return fixed
+
+
+def _decided(name: str, value: int | str) -> int | str:
+    is_word = name in ("recompute", "schedule", "context")
+    return value if is_word else count(value, name, least=0 if name in MAY_BE_NONE else 1)
 
 
 def _degree(name: str, option: str) -> str:

@@ -42,6 +42,7 @@ from fullwire.run.gaps import reasons
 from fullwire.run.placement import UNKNOWN_PLACEMENT, shares_one_host
 from fullwire.run.run import Run
 from fullwire.run.usual import Alone, local_steps_of
+from fullwire.simulation.as_recorded import with_alone, with_residue
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
 from fullwire.simulation.forecast import unmeasured_transport
@@ -50,7 +51,6 @@ from fullwire.simulation.of_kinds import by_kinds
 from fullwire.simulation.schedule import sent_in_buckets
 from fullwire.simulation.stragglers import jitter
 from fullwire.simulation.subject import plain_subject, recorded_cluster
-from fullwire.simulation.sweep import with_alone, with_residue
 from fullwire.simulation.transport import FullTransport, TableTransport, Transport, full_transport
 from fullwire.simulation.typical import Sending
 from fullwire.timeline.alone import alone_by_account, beside_computing_s
@@ -376,7 +376,8 @@ def subject_of(name: str, run: Run, transports: Transports) -> Subject:
 def refuse_without_own_step(name: str, subject: Subject) -> None:
     """Refuse to predict from ranks whose steps have no time of computing in common."""
     step = subject.step
-    if step.is_estimated and step.alone_ns <= 0 < step.others.exposed_ns:
+    is_short = step.alone_ns <= 0 < (step.measured_ns or 0)
+    if step.is_estimated and is_short and step.others.exposed_ns > 0:
         exposed = show_time(step.others.exposed_ns * 1e-9)
         raise UsageError(
             f"{name}: its ranks' steps are too unlike to predict from: one rank waits {exposed} "

@@ -185,7 +185,7 @@ def to_goal(
             raise UsageError(f"compute speed: expected one with --global-batch, got {len(speed)}")
         most = _largest(np.array(batches), np.array(sizes)[:, None])
         own_s = float(law.time_s(np.array(own.most)))
-        speeds = speed[0] * own_s / law.time_s(most / passes)
+        speeds = own_s / law.time_s(most / passes)
         predictions, between_s = _of_batches(partial(at_speeds, first), sizes, batches, speeds)
     whole = own.samples * passes
     batch = predictions["batch"] if batches else predictions["workers"] * whole

@@ -72,8 +72,8 @@ from fullwire.simulation.grid import (
 from fullwire.simulation.interval import Further, further_recording, interval_s
 from fullwire.simulation.of_kinds import apart, in_the_mean
 from fullwire.simulation.on_links import OnLinks
-from fullwire.simulation.replay import replay as replay_subject
 from fullwire.simulation.sweep import Progress, sweep
+from fullwire.simulation.sweep import replay as replay_subject
 from fullwire.simulation.transport import FullTransport
 from fullwire.units import ratio, seconds, show_count, show_time
 from fullwire.words import sentences

@@ -198,7 +198,7 @@ def run(
     if export is not None:
         from fullwire.answers.fixing import exported
 
-        print(exported(recipe or "", export))
+        print(exported(recipe or "", export, say=say))
         return
     from fullwire.answers.fixing import run_recipe
 

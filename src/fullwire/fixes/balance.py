@@ -75,7 +75,6 @@ class Balance(FixKind):
     key = "balance"
     label = "shares of a batch by speed"
     addresses = ("straggler",)
-    variables_suffice = True
     example = _ON
     setting = f"{_ON}; for scripts with fullwire.elastic. Batch norm then sees other batches"
 

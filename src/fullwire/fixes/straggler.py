@@ -91,11 +91,11 @@ def _who_worked_longer(run: Run, late: Late) -> str:
     )
     if theirs_s < _MORE_WORK * others_s or 1 + delayed > _MORE_DELAY * (1 + usual):
         return ""
-    it = "it" if len(late.ranks) == 1 else "them"
+    it, threads = ("it", "its thread runs") if len(theirs) == 1 else ("them", "their threads run")
     return (
-        f"give {it} batches of equal work: {show_time(theirs_s)} of each step is running, "
-        f"{show_time(others_s)} on the other ranks. If the batches are equal, look at the clock of "
-        "the processor"
+        f"give {it} batches of equal work: {threads} {show_time(theirs_s)} of each step, that of "
+        f"another rank {show_time(others_s)}. If the batches are equal, look at the processor's "
+        "clock"
     )
 
 

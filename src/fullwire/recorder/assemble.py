@@ -284,7 +284,7 @@ def _write_ranks(
         for journal in earlier.get(rank.number, ()):
             if (machine := machine_of(journal)) in clocks:
                 reported.add_earlier(journal, clocks[machine].shift_ns)
-        reported.add(rank.journal, rank.steps, rank.reported, rank.shift_ns)
+        reported.add(rank.journal, rank.steps, rank.reported, rank.shift_ns, rank.first_step)
         gaps += (Gap(problem, rank=rank.number) for problem in _write_rank(rank, known, writer))
         for cost in rank.journal.defined("cost") if len(rank.steps) else ():
             spent_ns = cost.get("spent_ns", cost.get("write_ns", 0))  # older journals: write_ns

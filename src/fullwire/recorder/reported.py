@@ -57,6 +57,7 @@ class Reported:
         self._shards: dict[int, list[float]] = defaultdict(list)
         self._first: tuple[Steps, int] | None = None
         self._ranks = 0
+        self._took: list[range] = []  # the job's steps that each rank took
 
     def add_earlier(self, journal: Journal, shift_ns: int) -> None:
         """Take the metrics with a step that the next rank had reported in an earlier attempt."""
@@ -65,10 +66,19 @@ class Reported:
             self._metrics.append(_metrics(journal, names, None, shift_ns))
 
     def add(
-        self, journal: Journal, steps: Steps, notes: Mapping[int, Whole], shift_ns: int
+        self,
+        journal: Journal,
+        steps: Steps,
+        notes: Mapping[int, Whole],
+        shift_ns: int,
+        first_step: int = 0,
     ) -> None:
-        """Take what one rank reported: its journal, and all of its notes of `KINDS`."""
+        """Take what one rank reported: its journal, and all of its notes of `KINDS`.
+
+        `first_step` is the job's step that is the first of a rank that joined later.
+        """
         self._ranks += 1
+        self._took.append(range(first_step, first_step + len(steps)))
         if self._first is None or not len(self._first[0]):  # a rank without steps tells no clock
             self._first = steps, shift_ns
         taken = _of_training(notes[Note.SAMPLES], notes[Note.BACKWARD])
@@ -83,9 +93,9 @@ class Reported:
             self._metrics.append(_metrics(journal, fresh, steps, shift_ns))
         own, mean, shards = (notes[kind] for kind in _NOISE)
         for at, (_, _, bits) in zip(_ended(steps, own), own.tolist(), strict=True):
-            self._own[at].append(value_of(bits))
+            self._own[first_step + at].append(value_of(bits))
         for at, (passes, _, bits) in zip(_ended(steps, mean), mean.tolist(), strict=True):
-            self._mean.setdefault(at, (passes, value_of(bits)))
+            self._mean.setdefault(first_step + at, (passes, value_of(bits)))
         for at, (passes, _, bits) in zip(_ended(steps, shards), shards.tolist(), strict=True):
             self._shards[at].append(value_of(bits))
             if len(self._shards[at]) == self._ranks:
@@ -172,19 +182,21 @@ class Reported:
         )
 
     def noise(self) -> Noise:
-        """Return the gradient noise of the steps that all ranks noted."""
-        steps = [at for at in sorted(self._mean) if len(self._own[at]) == self._ranks]
+        """Return the gradient noise of the steps that all ranks of that time noted."""
+        took = {at: sum(at in steps for steps in self._took) for at in self._mean}
+        steps = [at for at in sorted(self._mean) if len(self._own[at]) == took[at]]
+        ranks = np.array([took[at] for at in steps], np.int64)
         own = np.array([float(np.mean(self._own[at])) for at in steps])
         mean = np.array([self._mean[at][1] for at in steps])
         if len(steps) and np.median(mean) > np.median(own):  # a sum, and no mean
-            mean = mean / self._ranks**2
+            mean = mean / ranks**2
         samples = (self.rank_samples or 0) / self._rank_passes
         return Noise(
             step=np.array(steps, np.int64),
             ranks_squared_norm=own,
             mean_squared_norm=mean,
             samples=np.array([round(self._mean[at][0] * samples) for at in steps], np.int64),
-            ranks=np.full(len(steps), self._ranks),
+            ranks=ranks,
         )
 
 

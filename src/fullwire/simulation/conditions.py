@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from fullwire.errors import UsageError
@@ -109,37 +110,52 @@ class Change(Condition):
         return replace(subject, step=step, recorded=None)
 
 
-def _at_speed(subject: Subject, speed: float) -> Subject:
-    """Return the subject with computing so many times as fast.
+def _at_own_work(subject: Subject, speed: float) -> Subject:
+    """Return the subject with all that a worker does in a step so many times as fast.
 
-    Waiting for data and the host's part take as long as before, and so do messages and additions.
-    Less of them hides behind computation.
+    So it is with a part of the samples. Messages and additions take as long as before. Less of them
+    hides behind computation.
     """
     step, others = subject.step, subject.step.others
     hidden_ns = round((others.total_ns - others.exposed_ns) / speed)
-    alone = ("backward_ns", "waiting_ns", "packing_ns", "processor_ns")
-    before_ns, after_ns = step.parts_of_host_ns
-    before_ns += step.input_ns
-
-    def faster(time: Any, kept: float) -> Any:
-        return kept + (time - kept) / speed
-
+    alone = ("step_ns", "forward_ns", "backward_ns", "waiting_ns", "packing_ns", "processor_ns")
+    beside = ("crowded_ns", "input_ns", "host_ns")
     return replace(
         subject,
         step=replace(
             step,
-            **{name: round(getattr(step, name) / speed) for name in alone},
-            step_ns=round(faster(step.step_ns, before_ns + after_ns)),
-            forward_ns=round(faster(step.forward_ns, before_ns)),
-            crowded_ns=round(step.crowded_ns / speed),
+            **{name: round(getattr(step, name) / speed) for name in (*alone, *beside)},
             ready_ns=(step.ready_ns / speed).astype(step.ready_ns.dtype),
-            spread=faster(step.spread, (before_ns + after_ns) * 1e-9),
+            spread=step.spread / speed,
             others=replace(
                 others,
                 exposed_ns=others.total_ns - hidden_ns,
                 calling_ns=round(others.calling_ns / speed),
                 issue_ns=tuple(round(issue_ns / speed) for issue_ns in others.issue_ns),
             ),
+        ),
+    )
+
+
+def _at_speed(subject: Subject, speed: float) -> Subject:
+    """Return the subject with computing so many times as fast.
+
+    Waiting for data and the host's part take as long as before.
+    """
+    step = subject.step
+    before_ns, after_ns = step.parts_of_host_ns
+    before_ns += step.input_ns
+    saved = 1 - 1 / speed
+    faster = _at_own_work(subject, speed)
+    return replace(
+        faster,
+        step=replace(
+            faster.step,
+            step_ns=faster.step.step_ns + round(saved * (before_ns + after_ns)),
+            forward_ns=faster.step.forward_ns + round(saved * before_ns),
+            spread=faster.step.spread + saved * (before_ns + after_ns) * 1e-9,
+            input_ns=step.input_ns,
+            host_ns=step.host_ns,
         ),
     )
 
@@ -300,14 +316,22 @@ CHANGES: Mapping[str, Change] = {
 }
 
 
-def changed(subjects: Sequence[Subject], changes: Changes) -> list[Subject]:
-    """Return each subject once for every combination of changes; the last changes fastest."""
+def changed(
+    subjects: Sequence[Subject],
+    changes: Changes,
+    other_ways: Mapping[str, Callable[[Any, Subject], Subject]] = MappingProxyType({}),
+) -> list[Subject]:
+    """Return each subject once for every combination of changes; the last changes fastest.
+
+    `other_ways` change a subject along some axes in another way than usual.
+    """
     changed_subjects = []
     for subject, values in itertools.product(subjects, itertools.product(*changes.values())):
         wanted = dict(zip(changes, values, strict=True))
         for change in CHANGES.values():
             if change.axis in wanted:
-                subject = subject.each(partial(change.made, wanted[change.axis]))
+                made = other_ways.get(change.axis, change.made)
+                subject = subject.each(partial(made, wanted[change.axis]))
         changed_subjects.append(subject)
     return changed_subjects
 
@@ -317,14 +341,21 @@ def changed_in_pairs(
 ) -> tuple[list[Subject], Changes, tuple[int, ...]]:
     """Return each subject at the speed of each pair, and the number of workers that goes with it.
 
-    The number stands once for each kind of steps of a subject. The speeds are one more change.
+    At such a speed a worker takes a part of the samples: then all of its work is shorter, and
+    computing may be faster besides. The number of workers stands once for each kind of steps of a
+    subject. The speeds stand along the axis of the computing speed.
     """
     workers, speeds = zip(*pairs, strict=True)
+    [computing] = changes.get("compute_speed", (1.0,))
     changes = {**changes, "compute_speed": speeds}
     at = list(changes).index("compute_speed")
     of_changes = itertools.product(*{**changes, "compute_speed": workers}.values())
     of_subjects = [values[at] for values in of_changes] * len(subjects)
-    at_speeds = changed(subjects, changes)
+
+    def made(speed: float, subject: Subject) -> Subject:
+        return _at_speed(_at_own_work(subject, speed), computing)
+
+    at_speeds = changed(subjects, changes, {"compute_speed": made})
     own = [
         count
         for subject, count in zip(at_speeds, of_subjects, strict=True)

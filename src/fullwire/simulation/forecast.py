@@ -17,6 +17,7 @@ from fullwire.run.facts import Facts
 from fullwire.run.placement import UNKNOWN_PLACEMENT
 from fullwire.run.run import Run
 from fullwire.run.usual import Alone
+from fullwire.simulation.as_recorded import with_alone, with_residue
 from fullwire.simulation.calibrate import (
     PAYLOAD_SHARE,
     Calibration,
@@ -29,7 +30,7 @@ from fullwire.simulation.interval import interval_s
 from fullwire.simulation.of_kinds import by_kinds
 from fullwire.simulation.step import Step
 from fullwire.simulation.subject import as_recorded, plain_subject
-from fullwire.simulation.sweep import sweep, with_alone, with_residue
+from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import FullTransport, full_transport
 from fullwire.simulation.typical import Sending
 

@@ -26,11 +26,12 @@ from fullwire.clusters.cluster import with_fastest_inside
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.library import rests_on_least_rate
 from fullwire.crew import ALONE, Crew
+from fullwire.simulation.as_recorded import residues
 from fullwire.simulation.calibrate import LINE_FROM_RUN_TO_RUN, Calibration
 from fullwire.simulation.grid import AXES, AXES_GIVEN, Grid, Predictions, Subject, shaped
 from fullwire.simulation.of_kinds import apart, mean_ends
 from fullwire.simulation.step import Step
-from fullwire.simulation.sweep import PIECE_POINTS, residues, sweep
+from fullwire.simulation.sweep import PIECE_POINTS, sweep
 from fullwire.simulation.transport import FullTransport, MeasuredTransport
 
 _OF_GRID = dict(zip(AXES_GIVEN, AXES_GIVEN, strict=True)) | {

@@ -1,7 +1,8 @@
 """A grid of conditions for one run or several, computed together.
 
 numpy computes blocks of points that fit the processor's cache. The result keeps the grid's axes
-apart from its measures: a million rows take the memory of the measures only.
+apart from its measures: a million rows take the memory of the measures only. A single point is
+played to a run, which is explained and drawn like any other (`replay`).
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from fullwire.clusters.cluster import with_workers
 from fullwire.collectives.cost import Floats
 from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
-from fullwire.run.centre import NORMAL_90
-from fullwire.run.usual import Alone
+from fullwire.run.facts import Facts
+from fullwire.run.kinds import EARLIER, EARLIER_FORWARD, LAST
+from fullwire.run.run import SLOWED, Collectives, Gradients, Lane, Provenance, Run, Spans
 from fullwire.simulation.grid import (
     AXES,
+    BUCKET,
     MEASURES,
-    Crowding,
     Grid,
     Predictions,
     Residue,
@@ -31,9 +34,12 @@ from fullwire.simulation.grid import (
     shaped,
     synchronising,
 )
-from fullwire.simulation.messages import messages_of
+from fullwire.simulation.messages import Exposed, Messages, messages_of
 from fullwire.simulation.of_kinds import apart, as_means
+from fullwire.simulation.schedule import Timeline, fifo_timeline, priority_timeline
 from fullwire.simulation.stacked import StackedStep, stacks
+from fullwire.simulation.step import Step
+from fullwire.simulation.stragglers import Jitter, NoJitter
 from fullwire.simulation.transport import MeasuredTransport, Transport
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -42,9 +48,8 @@ BLOCK_POINTS = 16_384  # three arrays of so many numbers fit the second-level ca
 PIECE_POINTS = 2**18  # some 10 MB of measures, computed at once, here or elsewhere
 MOST_POINTS = 100_000_000  # 4 GB of measures
 _PLACE_OF_WORKERS = 4  # among the axes of a piece, which has no run, buckets and the like
-_LEAST_BESIDE = 0.1  # of the bytes: fewer beside computing do not tell their contention
-_T1_OFF = 0.12  # of T1: a standard deviation of one run's estimate (validation/contention.py)
-_LIKELY_OFF = 0.3  # of the work for messages: a standard deviation of what it delays
+# Facts that the conditions leave as they are.
+_KEPT = ("model", "device", "batch", "precision", "efficiency", "reduce_cost", "hook", "backend")
 
 
 def sweep(
@@ -111,132 +116,6 @@ def sweep(
     measures["backward_s"] = np.array([step.backward_ns * 1e-9 for step in steps]).reshape(by_run)
     passes = tuple(subject.passes for subject in subjects)
     return Predictions(axes=axes, measures=measures, passes=passes)
-
-
-def with_alone(subject: Subject, alone: Alone, transport: Transport) -> Subject:
-    """Return the subject with the T1 of its account, and with the contention that this tells."""
-    if alone.tells_contention:
-        found = with_contention(subject, alone, transport)
-    else:
-        waits = _sends_beside_computing(subject)
-        step = subject.step.with_alone(round(alone.time_s * 1e9), waits=waits)
-        found = replace(subject, step=step)
-    return replace(found, step=found.step.with_parts(alone.input_s, alone.host_s))
-
-
-def _sends_beside_computing(subject: Subject) -> bool:
-    """Say whether it sends in all steps, as averages of parameters do not."""
-    recorded = subject.recorded
-    return recorded is None or subject.sends_beside_computing(*recorded.local_steps)
-
-
-def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Subject:
-    """Return the subject with the T1 of its account; the rest of its step is contention.
-
-    On processors it grows with the bytes that are sent while a worker computes. On devices it grows
-    with the time for which they are sent. What these do not explain, beyond the error of T1, all
-    predictions keep as recorded. The turns of ranks on a processor are no part of a typical step.
-    """
-    alone_s, alone_ns, step = alone.time_s, round(alone.time_s * 1e9), subject.step
-    # Averages of parameters slow no computing down: all that is not T1 is their exposed time.
-    is_beside = _sends_beside_computing(subject)
-    if step.step_ns > 0 and (alone_ns > step.step_ns or not is_beside):
-        step = step.with_own_work(alone_ns / step.step_ns)
-    off = (1 - alone.low_s / alone_s, alone.high_s / alone_s - 1) if alone_s else (0.0, 0.0)
-    step = replace(step, crowded_ns=max(step.step_ns - alone_ns, 0), alone_off=off)
-    if subject.recorded is None:
-        return replace(subject, step=step)
-    point = replace(subject.recorded, transports=(transport,))
-    busy = min(step.processor_ns / max(step.step_ns, 1), 1.0)
-    crowding = Crowding(busy_by_a_rank=busy or 1.0, is_by_time=subject.is_on_devices)
-    if isinstance(transport, MeasuredTransport) and busy:
-        [recorded_ranks] = subject.ranks_per_processor(point.workers).tolist()
-        crowding = replace(crowding, recorded_ranks=recorded_ranks)
-    crowded = replace(subject, step=step, crowding=crowding)
-    [apart] = point.local_steps
-    if not is_beside:
-        return crowded
-    [policy], [algorithm], [latency_s] = point.buckets, point.algorithms, point.latency_s
-    telling = replace(crowded, crowding=replace(crowding, s_each=1.0))
-    messages = messages_of(telling, policy, algorithm, latency_s, point)
-    asked = slice(None), np.array([[[point.bandwidth_bps[0]]]]), transport, np.ones((1, 1, 1))
-    exposed, all_bits = messages.exposed(*asked), float(messages.sent_bits(*asked).sum())
-    beside, others_s = float(exposed.beside.sum()), float(exposed.beside_others_s.sum())
-    whole, t1_off = all_bits, _T1_OFF
-    if crowding.is_by_time:
-        beside += float(messages.waited_beside_s(exposed, step.waiting_ns * 1e-9).sum())
-        whole = float((exposed.busy_s + exposed.by_others_s).sum()) + others_s
-        t1_off = sum(off) / 2 / NORMAL_90  # a device's T1 has an interval of its own
-    if not beside + others_s or beside + others_s < _LEAST_BESIDE * whole:
-        return crowded
-    beside = beside / apart + others_s  # in a step
-    told = _Estimate(step.crowded_by_messages_s / beside, t1_off * alone_s / beside)
-    if isinstance(transport, MeasuredTransport) and busy and told.off and not crowding.is_by_time:
-        # Work for messages delays computing by its own time at most, and only on busy processors.
-        ranks = crowding.recorded_ranks
-        work = float(exposed.work_s.sum()) / all_bits / max(ranks, 1.0)
-        if work:
-            told = told.with_another(_Estimate(work * min(busy * ranks, 1.0), work * _LIKELY_OFF))
-    crowded_s = step.crowded_by_messages_s
-    rest_s = max(crowded_s - told.value * beside - NORMAL_90 * t1_off * alone_s, 0.0)
-    crowding = replace(
-        crowding,
-        s_each=told.value,
-        off_s_each=told.off,
-        recorded_beside=beside,
-        steady_share=rest_s / crowded_s if crowded_s else 0.0,
-    )
-    return replace(crowded, crowding=crowding)
-
-
-class _Estimate(NamedTuple):
-    value: float
-    off: float  # a standard deviation
-
-    def with_another(self, other: _Estimate) -> _Estimate:
-        """Return the mean of both, by how sure they are."""
-        weight, others = self.off**-2, other.off**-2
-        value = (self.value * weight + other.value * others) / (weight + others)
-        return _Estimate(value, (weight + others) ** -0.5)
-
-
-def with_residue(subject: Subject, transport: Transport) -> Subject:
-    """Return the subject with the residue between its measured step and this transport's replay."""
-    return replace(subject, residues=residues(subject, [transport], [subject.step.measured_ns]))
-
-
-def residues(
-    subject: Subject, transports: Sequence[Transport], measured_ns: Sequence[int | None]
-) -> tuple[Residue, ...]:
-    """Return the residue between a measured step and its replay, for each of several transports.
-
-    Where nothing was measured, the subject keeps the residue that it has.
-    """
-    if subject.recorded is None or None in measured_ns:
-        return subject.residues * len(transports)
-    # Its ranks were placed as recorded, wherever they are asked to be.
-    step, plain = subject.step, replace(subject, residues=(Residue(),), ranks_per_host=None)
-    point = replace(subject.recorded, transports=tuple(transports))
-    played = sweep([plain], point)
-    [policy], [algorithm], [latency_s] = point.buckets, point.algorithms, point.latency_s
-    messages = messages_of(plain, policy, algorithm, latency_s, point)
-    rate_bps, unpacked = np.array([[[point.bandwidth_bps[0]]]]), np.ones((1, 1, 1))
-    before_s = (step.waiting_ns + step.packing_ns) * 1e-9
-    found = []
-    times_s = played["step_s"].tolist(), played["overhead_s"].tolist()
-    for at, transport, step_s, overhead_s in zip(measured_ns, transports, *times_s, strict=True):
-        assert at is not None  # None in measured_ns has been asked
-        hidden_s = messages.exposed(slice(None), rate_bps, transport, unpacked).hidden_s
-        found.append(
-            Residue(
-                time_s=at * 1e-9 - step_s,
-                at_overhead_s=overhead_s - before_s,
-                at_hidden_s=float(np.max(hidden_s)),
-                passes=point.accumulate[0] * point.local_steps[0],
-                messages=max(messages.count, 1),
-            )
-        )
-    return tuple(found)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -345,3 +224,264 @@ def _blocks(workers: int, rates: int, compressors: int) -> Iterator[tuple[slice,
                 slice(first_worker, first_worker + worker_step),
                 slice(first_rate, first_rate + rate_step),
             )
+
+
+def replay(run: Run, subject: Subject, point: Grid) -> Run:
+    """Play the run's typical step under the conditions of a grid that has one point.
+
+    All ranks do the same, so the first stands for them all; times are rounded to nanoseconds.
+    """
+    [workers], [rate_bps], [latency_s] = point.workers, point.bandwidth_bps, point.latency_s
+    [compressor], [transport], [jitter] = point.compressors, point.transports, point.jitters
+    [policy], [algorithm] = point.buckets, point.algorithms
+    if subject.step.sends_no_buckets:
+        subject = replace(subject, step=_without_waits(subject.step))
+    messages = messages_of(subject, policy, algorithm, latency_s, point)
+    asked = slice(None), np.array([[[rate_bps]]]), transport, np.array([[[compressor.ratio]]])
+    step = subject.step
+    if step.sends_no_buckets:
+        timeline = messages.instead_timeline(asked[1], transport)
+        conditions = Facts()
+    else:
+        ready_s = [ready_ns * 1e-9 for ready_ns in messages.buckets.ready_ns.tolist()]
+        on_lane = fifo_timeline if point.lane == "fifo" else priority_timeline
+        timeline = on_lane(ready_s, [message_s[0, 0, 0] for message_s in messages.cost_s(*asked)])
+        conditions = Facts(
+            buckets=str(policy),
+            algorithm=algorithm,
+            compression=None if compressor.is_none else str(compressor),
+            lane=point.lane,
+        )
+    below, above = step.alone_off
+    if below or above:  # T1 is as unsure as in the run that the step is from
+        conditions |= Facts(alone_less_share=below, alone_more_share=above)
+    exposed = messages.exposed(*asked)
+    overhead_s, unexplained_s, late_s = _parts_of_overhead_s(messages, exposed, transport, jitter)
+    others_s = 0.0 if step.sends_no_buckets else float(np.max(exposed.by_others_s))
+    others_ns = _whole_ns(others_s)
+    is_alone = workers == 1
+    length_ns = step.alone_ns + _whole_ns(overhead_s)
+    if not is_alone:
+        beyond_ns = length_ns - step.alone_ns - min(step.crowded_ns, step.computing_ns)
+        room_ns = beyond_ns - _whole_ns(late_s) - _after_computing_ns(step, timeline) - others_ns
+        longer_s = min(unexplained_s, max(room_ns - step.packing_ns, 0) * 1e-9)
+        timeline = _with_unexplained(timeline, step.backward_ns * 1e-9, longer_s)
+    first = np.zeros(len(step.bytes), np.int64)  # the only step, of the only rank
+    where = point.cluster
+    description = None
+    if where is not None:  # as asked for: the loads of its links follow from it
+        from fullwire.clusters.description import as_toml
+
+        nics = replace(where.nics, rate_bps=rate_bps, latency_s=latency_s)
+        description = as_toml(with_workers(replace(where, nics=nics), workers))
+    return Run(
+        provenance=Provenance(
+            origin="simulated", source=run.provenance.source, basis=run.provenance.basis
+        ),
+        facts=run.facts.only(_KEPT)
+        | Facts(
+            workers=workers,
+            line_rate_bps=rate_bps,
+            latency_s=latency_s,
+            transport=str(transport),
+            cluster=description,
+            gradient_unit=None if subject.has_parameters else BUCKET,
+        )
+        | conditions,
+        spans=_spans(
+            step, length_ns, None if is_alone else timeline, others_ns, round(subject.passes)
+        ),
+        gradients=Gradients(
+            rank=first,
+            step=first,
+            order=np.arange(len(step.bytes)),
+            bytes=step.bytes,
+            ready_ns=step.forward_ns + step.ready_ns,
+        ),
+        collectives=Collectives.empty() if is_alone else _collectives(step, messages, timeline),
+    )
+
+
+def _without_waits(step: Step) -> Step:
+    """Return a step of shards whose passes have no waits for them: both are as much shorter."""
+    passes_ns = step.forward_ns + step.backward_ns
+    if passes_ns <= step.step_ns:
+        return step
+    forward_ns = step.forward_ns * step.step_ns // passes_ns
+    backward_ns = step.step_ns - forward_ns
+    ready_ns = step.ready_ns * backward_ns // max(step.backward_ns, 1)
+    return replace(step, forward_ns=forward_ns, backward_ns=backward_ns, ready_ns=ready_ns)
+
+
+def _parts_of_overhead_s(
+    messages: Messages, exposed: Exposed, transport: Transport, jitter: Jitter
+) -> tuple[float, float, float]:
+    """Return the loss of a step at one point, and of it what is unexplained and what is late."""
+    none = Residue()
+    ways = ((messages.subject.residues[0], jitter), (none, jitter), (none, NoJitter()))
+    whole_s, explained_s, on_time_s = (
+        float(messages.overhead_s(exposed, slice(None), transport, residue, 1, 1, way)[0, 0, 0])
+        for residue, way in ways
+    )
+    return whole_s, max(whole_s - explained_s, 0.0), max(explained_s - on_time_s, 0.0)
+
+
+def _after_computing_ns(step: Step, timeline: Timeline) -> int:
+    """Return for how long messages are on the lane after the backward pass."""
+    pieces = zip(*_on_the_lane(timeline), strict=True)
+    after_s = step.backward_ns * 1e-9
+    return _whole_ns(sum(max(end_s - max(start_s, after_s), 0.0) for start_s, end_s in pieces))
+
+
+def _with_unexplained(timeline: Timeline, from_s: float, longer_s: float) -> Timeline:
+    """Return the messages with what the replay leaves unexplained, which counts as theirs.
+
+    Those after the backward pass take so much longer together, each by the same factor.
+    """
+    starts_s, ends_s = _on_the_lane(timeline)
+    after_s = max([end_s for end_s in ends_s if end_s > from_s], default=from_s) - from_s
+    if not after_s:
+        return timeline
+    times = 1 + longer_s / after_s
+
+    def moved(moments_s: list[float]) -> list[Floats]:
+        return [np.array(max((at - from_s) * times, at - from_s) + from_s) for at in moments_s]
+
+    return Timeline(start_s=moved(starts_s), end_s=moved(ends_s))
+
+
+def _spans(
+    step: Step, length_ns: int, timeline: Timeline | None, others_ns: int, passes: int
+) -> Spans:
+    """Lay the step out from time 0: forward, backward, and the messages beside and after it.
+
+    The wait for data comes first. The host's part has no span of its own.
+    """
+    begin_ns = step.forward_ns
+    backward_end_ns = begin_ns + step.backward_ns
+    rest_ns = step.step_ns - backward_end_ns
+    _, after_ns = step.parts_of_host_ns
+    rows: list[tuple[Lane, str, int, int]] = [
+        ("host", "step", 0, length_ns),
+        *_passes(step, passes),
+    ]
+    if rest_ns > 0:
+        rows.append(("compute", "optimizer", length_ns - rest_ns, length_ns - after_ns))
+    if step.input_ns > 0:
+        rows.append(("input", "data", 0, step.input_ns))
+    starts_s, ends_s = _on_the_lane(timeline)
+    ops = step.others.op if step.sends_no_buckets and starts_s else ("allreduce",) * len(starts_s)
+    for op, start_s, end_s in zip(ops, starts_s, ends_s, strict=True):
+        start_ns, end_ns = begin_ns + _whole_ns(start_s), begin_ns + _whole_ns(end_s)
+        rows.append(("communication", op, start_ns, end_ns))
+    if timeline is not None:
+        rows += _besides(step, rows, others_ns, until_ns=length_ns - max(rest_ns, 0))
+    lanes, names, starts, ends = zip(*rows, strict=True)
+    none = np.zeros(len(rows), np.int64)
+    return Spans(
+        rank=none,
+        step=none,
+        lane=np.array(lanes, object),
+        name=np.array(names, object),
+        start_ns=np.array(starts),
+        end_ns=np.array(ends),
+    )
+
+
+def _passes(step: Step, passes: int) -> Iterator[tuple[Lane, str, int, int]]:
+    """Yield the forward and backward passes; only the last sends gradients.
+
+    The earlier ones take all the time before, each as long as the others and as their last, as far
+    as there is room.
+    """
+    before_ns, _ = step.parts_of_host_ns
+    begin_ns = step.input_ns + before_ns
+    room_ns = step.forward_ns - begin_ns
+    each_ns = min(step.backward_ns, room_ns // (2 * passes - 1))
+    for _ in range(1, passes):
+        end_ns = begin_ns + (room_ns - (passes - 1) * each_ns) // passes
+        yield "compute", EARLIER_FORWARD, begin_ns, end_ns
+        yield "compute", EARLIER, end_ns, end_ns + each_ns
+        begin_ns = end_ns + each_ns
+    yield "compute", "forward", begin_ns, step.forward_ns
+    yield "compute", LAST, step.forward_ns, step.forward_ns + step.backward_ns
+
+
+def _besides(
+    step: Step, rows: Sequence[tuple[Lane, str, int, int]], others_ns: int, until_ns: int
+) -> Iterator[tuple[Lane, str, int, int]]:
+    """Yield what a step has beyond T1 and its messages, so that its account gives back this T1.
+
+    After the last message come collectives that are no buckets, and packing. The rest of the time
+    is contention, as far as the subject has it, and waiting for late ranks. The passes are those of
+    all ranks together, so they hold waiting as well. They hold contention of all computing.
+    """
+    begin_ns, computed_ns = rows[0][2], step.forward_ns + step.backward_ns
+    sent = sorted((start, end) for lane, _, start, end in rows if lane == "communication")
+    busy_ns, reached_ns = 0, computed_ns
+    for start_ns, end_ns in sent:
+        start_ns, end_ns = max(start_ns, reached_ns), min(end_ns, until_ns)
+        busy_ns += max(end_ns - start_ns, 0)
+        reached_ns = max(reached_ns, end_ns)
+    named: tuple[tuple[Lane, str, int], ...] = (
+        ("communication", "other collectives", others_ns),
+        ("host", "codec", step.packing_ns),
+    )
+    for lane, name, time_ns in named:
+        end_ns = min(reached_ns + time_ns, until_ns)
+        if end_ns > reached_ns:
+            yield lane, name, reached_ns, end_ns
+            busy_ns, reached_ns = busy_ns + end_ns - reached_ns, end_ns
+    left_ns = max(rows[0][3] - begin_ns - busy_ns - step.alone_ns, 0)
+    slowed_ns = min(step.crowded_ns, left_ns, step.computing_ns)
+    if slowed_ns > 0:
+        yield "compute", SLOWED, computed_ns - slowed_ns, computed_ns
+    late_ns = left_ns - slowed_ns
+    after_ns = min(late_ns, max(until_ns - reached_ns, 0))
+    # A wait within the passes is before the first message, beside which it would count as transfer.
+    sends_ns = min([computed_ns, *(start_ns for start_ns, _ in sent)])
+    within_ns = min(late_ns - after_ns, sends_ns)
+    for time_ns, end_ns in ((after_ns, until_ns), (within_ns, sends_ns)):
+        if time_ns > 0:
+            yield "host", "wait", end_ns - time_ns, end_ns
+
+
+def _on_the_lane(timeline: Timeline | None) -> tuple[list[float], list[float]]:
+    if timeline is None:
+        return [], []
+    return [*map(float, timeline.start_s)], [*map(float, timeline.end_s)]
+
+
+def _collectives(step: Step, messages: Messages, timeline: Timeline) -> Collectives:
+    starts, ends = _on_the_lane(timeline)
+    count = len(starts)
+    start_ns = step.forward_ns + np.array([_whole_ns(start_s) for start_s in starts])
+    ops, sizes = _all("allreduce", count), messages.buckets.bytes
+    issue_ns = step.forward_ns + messages.buckets.ready_ns
+    if step.sends_no_buckets:  # where the script issues them is not known
+        ops, sizes = np.array(step.others.op, object), np.array(step.others.bytes, np.int64)
+        issue_ns = start_ns
+    end_ns = step.forward_ns + np.array([_whole_ns(end_s) for end_s in ends])
+    if step.sends_no_buckets and count:  # a script's calls touch nowhere: each shows its own time
+        apart_ns = np.append(start_ns[:1], end_ns[:-1] + 1)
+        start_ns = issue_ns = np.minimum(np.maximum(start_ns, apart_ns), end_ns)
+    return Collectives(
+        rank=np.zeros(count, np.int64),
+        step=np.zeros(count, np.int64),
+        sequence=np.arange(count),
+        group=_all("world", count),
+        op=ops,
+        dtype=_all("float32", count),
+        bytes=sizes,
+        issue_ns=issue_ns,
+        start_ns=start_ns,
+        end_ns=end_ns,
+    )
+
+
+def _all(text: str, count: int) -> np.ndarray:
+    return np.full(count, text, object)
+
+
+def _whole_ns(time_s: float) -> int:
+    return round(time_s * 1e9)

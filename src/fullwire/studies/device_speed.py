@@ -189,7 +189,9 @@ class _Bench:
 
             both_s = self._median_s(both)
             flops = 4 * HEADS * HEAD_DIM * length**2
-            rates.append((flops / forward_s, 2 * flops / max(both_s - forward_s, 1e-9)))
+            # On a busy machine the difference may be nothing. It is twice the operations.
+            backward_s = max(both_s - forward_s, forward_s)
+            rates.append((flops / forward_s, 2 * flops / backward_s))
         return np.asarray(np.median(rates, axis=0))
 
     def _median_s(self, run: Callable[[], Any]) -> float:

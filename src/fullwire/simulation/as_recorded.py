@@ -1,0 +1,150 @@
+"""What a recording tells of a step beyond its messages: T1, contention, and what is unexplained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from fullwire.run.centre import NORMAL_90
+from fullwire.run.usual import Alone
+from fullwire.simulation.grid import (
+    Crowding,
+    Residue,
+    Subject,
+)
+from fullwire.simulation.messages import messages_of
+from fullwire.simulation.sweep import sweep
+from fullwire.simulation.transport import MeasuredTransport, Transport
+
+_LEAST_BESIDE = 0.1  # of the bytes: fewer beside computing do not tell their contention
+_T1_OFF = 0.12  # of T1: a standard deviation of one run's estimate (validation/contention.py)
+_LIKELY_OFF = 0.3  # of the work for messages: a standard deviation of what it delays
+
+
+def with_alone(subject: Subject, alone: Alone, transport: Transport) -> Subject:
+    """Return the subject with the T1 of its account, and with the contention that this tells."""
+    if alone.tells_contention:
+        found = with_contention(subject, alone, transport)
+    else:
+        waits = _sends_beside_computing(subject)
+        step = subject.step.with_alone(round(alone.time_s * 1e9), waits=waits)
+        found = replace(subject, step=step)
+    return replace(found, step=found.step.with_parts(alone.input_s, alone.host_s))
+
+
+def _sends_beside_computing(subject: Subject) -> bool:
+    """Say whether it sends in all steps, as averages of parameters do not."""
+    recorded = subject.recorded
+    return recorded is None or subject.sends_beside_computing(*recorded.local_steps)
+
+
+def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Subject:
+    """Return the subject with the T1 of its account; the rest of its step is contention.
+
+    On processors it grows with the bytes that are sent while a worker computes. On devices it grows
+    with the time for which they are sent. What these do not explain, beyond the error of T1, all
+    predictions keep as recorded. The turns of ranks on a processor are no part of a typical step.
+    """
+    alone_s, alone_ns, step = alone.time_s, round(alone.time_s * 1e9), subject.step
+    # Averages of parameters slow no computing down: all that is not T1 is their exposed time.
+    is_beside = _sends_beside_computing(subject)
+    if step.step_ns > 0 and (alone_ns > step.step_ns or not is_beside):
+        step = step.with_own_work(alone_ns / step.step_ns)
+    off = (1 - alone.low_s / alone_s, alone.high_s / alone_s - 1) if alone_s else (0.0, 0.0)
+    step = replace(step, crowded_ns=max(step.step_ns - alone_ns, 0), alone_off=off)
+    if subject.recorded is None:
+        return replace(subject, step=step)
+    point = replace(subject.recorded, transports=(transport,))
+    busy = min(step.processor_ns / max(step.step_ns, 1), 1.0)
+    crowding = Crowding(busy_by_a_rank=busy or 1.0, is_by_time=subject.is_on_devices)
+    if isinstance(transport, MeasuredTransport) and busy:
+        [recorded_ranks] = subject.ranks_per_processor(point.workers).tolist()
+        crowding = replace(crowding, recorded_ranks=recorded_ranks)
+    crowded = replace(subject, step=step, crowding=crowding)
+    [apart] = point.local_steps
+    if not is_beside:
+        return crowded
+    [policy], [algorithm], [latency_s] = point.buckets, point.algorithms, point.latency_s
+    telling = replace(crowded, crowding=replace(crowding, s_each=1.0))
+    messages = messages_of(telling, policy, algorithm, latency_s, point)
+    asked = slice(None), np.array([[[point.bandwidth_bps[0]]]]), transport, np.ones((1, 1, 1))
+    exposed, all_bits = messages.exposed(*asked), float(messages.sent_bits(*asked).sum())
+    beside, others_s = float(exposed.beside.sum()), float(exposed.beside_others_s.sum())
+    whole, t1_off = all_bits, _T1_OFF
+    if crowding.is_by_time:
+        beside += float(messages.waited_beside_s(exposed, step.waiting_ns * 1e-9).sum())
+        whole = float((exposed.busy_s + exposed.by_others_s).sum()) + others_s
+        t1_off = sum(off) / 2 / NORMAL_90  # a device's T1 has an interval of its own
+    if not beside + others_s or beside + others_s < _LEAST_BESIDE * whole:
+        return crowded
+    beside = beside / apart + others_s  # in a step
+    told = _Estimate(step.crowded_by_messages_s / beside, t1_off * alone_s / beside)
+    if isinstance(transport, MeasuredTransport) and busy and told.off and not crowding.is_by_time:
+        # Work for messages delays computing by its own time at most, and only on busy processors.
+        ranks = crowding.recorded_ranks
+        work = float(exposed.work_s.sum()) / all_bits / max(ranks, 1.0)
+        if work:
+            told = told.with_another(_Estimate(work * min(busy * ranks, 1.0), work * _LIKELY_OFF))
+    crowded_s = step.crowded_by_messages_s
+    rest_s = max(crowded_s - told.value * beside - NORMAL_90 * t1_off * alone_s, 0.0)
+    crowding = replace(
+        crowding,
+        s_each=told.value,
+        off_s_each=told.off,
+        recorded_beside=beside,
+        steady_share=rest_s / crowded_s if crowded_s else 0.0,
+    )
+    return replace(crowded, crowding=crowding)
+
+
+class _Estimate(NamedTuple):
+    value: float
+    off: float  # a standard deviation
+
+    def with_another(self, other: _Estimate) -> _Estimate:
+        """Return the mean of both, by how sure they are."""
+        weight, others = self.off**-2, other.off**-2
+        value = (self.value * weight + other.value * others) / (weight + others)
+        return _Estimate(value, (weight + others) ** -0.5)
+
+
+def with_residue(subject: Subject, transport: Transport) -> Subject:
+    """Return the subject with the residue between its measured step and this transport's replay."""
+    return replace(subject, residues=residues(subject, [transport], [subject.step.measured_ns]))
+
+
+def residues(
+    subject: Subject, transports: Sequence[Transport], measured_ns: Sequence[int | None]
+) -> tuple[Residue, ...]:
+    """Return the residue between a measured step and its replay, for each of several transports.
+
+    Where nothing was measured, the subject keeps the residue that it has.
+    """
+    if subject.recorded is None or None in measured_ns:
+        return subject.residues * len(transports)
+    # Its ranks were placed as recorded, wherever they are asked to be.
+    step, plain = subject.step, replace(subject, residues=(Residue(),), ranks_per_host=None)
+    point = replace(subject.recorded, transports=tuple(transports))
+    played = sweep([plain], point)
+    [policy], [algorithm], [latency_s] = point.buckets, point.algorithms, point.latency_s
+    messages = messages_of(plain, policy, algorithm, latency_s, point)
+    rate_bps, unpacked = np.array([[[point.bandwidth_bps[0]]]]), np.ones((1, 1, 1))
+    before_s = (step.waiting_ns + step.packing_ns) * 1e-9
+    found = []
+    times_s = played["step_s"].tolist(), played["overhead_s"].tolist()
+    for at, transport, step_s, overhead_s in zip(measured_ns, transports, *times_s, strict=True):
+        assert at is not None  # None in measured_ns has been asked
+        hidden_s = messages.exposed(slice(None), rate_bps, transport, unpacked).hidden_s
+        found.append(
+            Residue(
+                time_s=at * 1e-9 - step_s,
+                at_overhead_s=overhead_s - before_s,
+                at_hidden_s=float(np.max(hidden_s)),
+                passes=point.accumulate[0] * point.local_steps[0],
+                messages=max(messages.count, 1),
+            )
+        )
+    return tuple(found)
