@@ -281,7 +281,7 @@ def test_threads_that_report_at_once_keep_their_steps_and_names(tmp_path: Path) 
 def test_noise_of_a_worker_that_joined_belongs_to_the_steps_of_the_job(tmp_path: Path) -> None:
     """A second rank takes part from the third step on, which is its first."""
     journal = Journal(str(tmp_path))
-    journal.define(kind="metric", number=0, name="loss")
+    journal.note(Note.ZERO_GRAD, 0, 5, 0)
     journal.close()
     [read], _ = read_journals([tmp_path])
 
