@@ -18,7 +18,7 @@ from fullwire.report.recording import recording_lines
 from fullwire.run.facts import named
 from fullwire.run.kinds import kinds_of, usual_step_s
 from fullwire.run.run import Collectives, Run
-from fullwire.run.usual import means_of_rounds, steps_of_a_round
+from fullwire.run.usual import Alone, means_of_rounds, steps_of_a_round
 from fullwire.simulation.calibrate import calibrated
 from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.typical import typical_step
@@ -28,7 +28,7 @@ from fullwire.timeline.contention import FEWEST_PROBES
 from fullwire.timeline.passes import passes_of_step, passes_that_each_sum
 from fullwire.timeline.summary import summarised
 from fullwire.words import sentence
-from tests.jobs_by_hand import a_job_by_turns
+from tests.jobs_by_hand import a_job_by_turns, a_trained_job
 
 BY_TURNS = [1, 3] * 12
 ONE_S, THREE_S = 0.0494, 0.1294  # a step of so many passes, without its scatter
@@ -190,6 +190,13 @@ def test_fixes_and_targets_are_of_the_mean_step() -> None:
     sooner = job.beginning_sooner(1_000_000)
     assert sooner is not None
     assert sooner.step_s == pytest.approx(job.as_modelled().ask().step_s - 0.001, rel=0.01)
+    # No step loses more than T1 has, where contention is a part of computing.
+    crowded = a_trained_job(late_ms=0.0)
+    every = forecaster(crowded, alone=Alone(0.02, 0.01, 0.03))
+    assert every is not None
+    all_gone = every.beginning_sooner(10**12)
+    assert all_gone is not None
+    assert all_gone.scaling_factor >= 0
     found = asked(run, bandwidth="1Gbps", target="0.9")
     assert found.targets is not None
     [least] = found.targets.least_bandwidth

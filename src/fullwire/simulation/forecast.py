@@ -129,7 +129,7 @@ class Forecaster:
         """Predict the step with the time before its forward pass shortened by so much."""
 
         def shorter_ns(step: Step) -> int:
-            return min(sooner_ns, step.forward_ns, step.step_ns)
+            return min(sooner_ns, step.forward_ns, step.alone_ns)
 
         if shorter_ns(self.subject.step) <= 0:
             return None
