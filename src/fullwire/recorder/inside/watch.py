@@ -490,8 +490,8 @@ def _gathered_elements() -> dict[int, int]:
     """Return the elements of each parameter as FSDP2 gathers it, by the parameter's identity."""
     states = sys.modules.get("torch.distributed._composable_state")
     found = {}
-    for reference in getattr(states, "_module_state_mapping", {}).values():
-        state = reference()
+    for kept in getattr(states, "_module_state_mapping", {}).values():
+        state = kept() if isinstance(kept, weakref.ref) else kept  # some versions keep the state
         groups = getattr(state, "_fsdp_param_groups", None)
         if groups is None:  # a torch whose modules have one group each
             group = getattr(state, "_fsdp_param_group", None)
