@@ -319,19 +319,18 @@ CHANGES: Mapping[str, Change] = {
 def changed(
     subjects: Sequence[Subject],
     changes: Changes,
-    other_ways: Mapping[str, Callable[[Any, Subject], Subject]] = MappingProxyType({}),
+    others: Mapping[str, Change] = MappingProxyType({}),
 ) -> list[Subject]:
     """Return each subject once for every combination of changes; the last changes fastest.
 
-    `other_ways` change a subject along some axes in another way than usual.
+    `others` stand for the usual changes of their options.
     """
     changed_subjects = []
     for subject, values in itertools.product(subjects, itertools.product(*changes.values())):
         wanted = dict(zip(changes, values, strict=True))
-        for change in CHANGES.values():
+        for change in {**CHANGES, **others}.values():
             if change.axis in wanted:
-                made = other_ways.get(change.axis, change.made)
-                subject = subject.each(partial(made, wanted[change.axis]))
+                subject = subject.each(partial(change.made, wanted[change.axis]))
         changed_subjects.append(subject)
     return changed_subjects
 
@@ -352,10 +351,12 @@ def changed_in_pairs(
     of_changes = itertools.product(*{**changes, "compute_speed": workers}.values())
     of_subjects = [values[at] for values in of_changes] * len(subjects)
 
-    def made(speed: float, subject: Subject) -> Subject:
+    def at_both(subject: Subject, speed: float) -> Subject:
         return _at_speed(_at_own_work(subject, speed), computing)
 
-    at_speeds = changed(subjects, changes, {"compute_speed": made})
+    as_recorded = 1 if computing == 1 else None
+    of_batch = replace(CHANGES["compute_speed"], apply=at_both, as_recorded=as_recorded)
+    at_speeds = changed(subjects, changes, {"compute_speed": of_batch})
     own = [
         count
         for subject, count in zip(at_speeds, of_subjects, strict=True)
