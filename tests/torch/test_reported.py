@@ -15,7 +15,7 @@ from fullwire.recorder.inside.journal import ENDED, Note
 from fullwire.recorder.inside.metrics import value_of
 from fullwire.recorder.journals import read_journals
 from fullwire.recorder.printed import TOLD_BY
-from fullwire.run.run import Run
+from fullwire.run.run import Noise, Run
 from fullwire.run.store import read_run
 from tests.torch.test_record import UNCOMPILED, needs_torch, together
 
@@ -102,24 +102,26 @@ def test_noise_is_not_told_where_each_pass_of_a_step_is_averaged(tmp_path: Path)
     assert any("`no_sync` in all passes but the last keeps it" in each for each in run.missing)
 
 
-def test_noise_under_fsdp_is_put_together_from_shards(tmp_path: Path) -> None:
-    run, _ = recorded(tmp_path, "fsdp", "--noise")
+def noise_as_logged(run: Run) -> Noise:
+    """Return a run's noise, which has the norms that the job found by itself."""
     noise = run.noise
     assert noise.step.tolist() == [10, 20]
     own, mean = logged(run, "own"), logged(run, "mean")
     assert noise.ranks_squared_norm == pytest.approx([own[10], own[20]], rel=1e-4)
     assert noise.mean_squared_norm == pytest.approx([mean[10], mean[20]], rel=1e-4)
+    return noise
+
+
+def test_noise_under_fsdp_is_put_together_from_shards(tmp_path: Path) -> None:
+    run, _ = recorded(tmp_path, "fsdp", "--noise")
+    noise = noise_as_logged(run)
     assert noise.ranks.tolist() == [2, 2]
 
 
 def test_noise_of_an_elastic_job_is_that_of_its_workers(tmp_path: Path) -> None:
     """Although its sums weight gradients in place, where these are views of the sums."""
     run, _ = recorded(tmp_path, "elastic", "--noise")
-    noise = run.noise
-    assert noise.step.tolist() == [10, 20]
-    own, mean = logged(run, "own"), logged(run, "mean")
-    assert noise.ranks_squared_norm == pytest.approx([own[10], own[20]], rel=1e-4)
-    assert noise.mean_squared_norm == pytest.approx([mean[10], mean[20]], rel=1e-4)
+    noise = noise_as_logged(run)
     assert (noise.samples.tolist(), noise.ranks.tolist()) == ([4, 4], [2, 2])
     assert not run.missing
 

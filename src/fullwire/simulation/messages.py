@@ -419,9 +419,7 @@ class _Other:
     halves: Floats  # of a rank's part, as a share of a gather's bytes
     latency_s: float
     count: int
-    kind: tuple[
-        str, int, int
-    ]  # the operation that is sent, its bytes, and the members of its group
+    kind: tuple[str, int, int]  # the operation as sent, its bytes, and the members of its group
     routed: tuple[tuple[Routed, ...], ...] = ()
 
 

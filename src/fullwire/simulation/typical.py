@@ -488,8 +488,8 @@ def _others(
     is_sum = (usual.op == "allreduce") | (usual.op == "reducescatter")
     sums_all = bool(usual.bytes[is_sum].sum() >= table.bytes.sum())
     sum_gradients = run.facts.buckets is None and sums_all
-    by_hand = set(usual.op.tolist()) == {"allreduce"} and set(among) == {_workers(run)}
     workers = _workers(run)
+    by_hand = set(usual.op.tolist()) == {"allreduce"} and set(among) == {workers}
     growing = None
     if sum_gradients and not by_hand:
         sums = usual.rows(is_sum & (usual.issue_ns >= table.backward_ns[place]))

@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from fullwire.errors import UsageError
-from fullwire.units import shown
+from fullwire.units import nearest_name, shown
 from fullwire.workloads.layout import nearest_divisor
 
 if TYPE_CHECKING:
@@ -29,10 +28,9 @@ def check_fields(
     needed = {each.name: each.default is MISSING for each in fields(of)}
     for name in held:
         if name not in needed:
-            near = get_close_matches(name, needed, n=1)
-            hint = f". The nearest is {near[0]}" if near else ""
             raise UsageError(
-                f"{place}: expected fields among {', '.join(needed)}, got {shown(name)}{hint}"
+                f"{place}: expected fields among {', '.join(needed)}, got {shown(name)}"
+                f"{nearest_name(name, needed)}"
             )
     lacking = [name for name, is_needed in needed.items() if is_needed and name not in held]
     if is_whole and lacking:
