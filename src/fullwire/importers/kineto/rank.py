@@ -64,9 +64,8 @@ class Outline:
     has_gradients: bool
     passes: int | None  # Of a usual step; None where no mark of autograd tells them.
     collectives: int
-    joint: Mapping[
-        tuple[str, str], Mapping[str, float]
-    ]  # Means of a step, by group and its members.
+    # Means of a step, by group and its members.
+    joint: Mapping[tuple[str, str], Mapping[str, float]]
     without_size: int  # Number of collectives without a size.
     members: Mapping[str, frozenset[str]]  # The lists of ranks that bear each group's name.
     miscounted: frozenset[str]  # Groups whose collectives lack numbers in the trace.
