@@ -688,6 +688,33 @@ def test_of_two_buckets_the_one_that_failed_has_no_end(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@needs_torch
+def test_a_program_ends_when_the_last_callback_is_freed(tmp_path: Path) -> None:
+    """A thread of the transport frees it with Python's lock, which aborts while Python ends."""
+    job = (
+        "import functools, sys, threading, time, torch\n"
+        "from fullwire.recorder.inside.clock import Clock\n"
+        "from fullwire.recorder.inside.collectives import _Collectives, _when_done\n"
+        "from fullwire.recorder.inside.journal import Journal\n"
+        "from fullwire.recorder.inside.processors import HookWork\n"
+        "journal = Journal(sys.argv[1])\n"
+        "collectives = _Collectives(journal, Clock(journal), HookWork(journal), None)\n"
+        "for callback in collectives._callbacks:\n"
+        "    futures = [torch.futures.Future()]\n"
+        "    _when_done(futures[0], functools.partial(callback, 0))\n"
+        "    threading.Timer(0.3, lambda: futures.pop().set_result(None)).start()\n"
+        "    collectives._await_the_last()\n"
+        "    assert not futures\n"
+        "del callback\n"
+        "began_s = time.monotonic()\n"
+        "collectives._await_the_last()\n"
+        "assert time.monotonic() - began_s < 0.3\n"
+    )
+    command = [sys.executable, "-c", job, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_recording_cut_anywhere_opens_up_to_its_last_whole_block(tmp_path: Path) -> None:
     directory = tmp_path / "job.run.recording"
     directory.mkdir()

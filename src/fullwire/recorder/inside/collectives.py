@@ -23,6 +23,7 @@ import functools
 import itertools
 import math
 import os
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -143,6 +144,10 @@ class _Collectives:
         self._is_identified = False
         self._without_future = WeakIdKeyDictionary()
         self._under_way: set[int] = set()  # Collectives whose end is still to come.
+        # Each callback that a transport has holds one of these. So their counts of references say
+        # when the last one is freed, which a thread of the transport does.
+        self._callbacks = self._bucket_ended, self._ended
+        self._references = self._count_references()
         # Buckets that have ended, well or badly: number, time and Future.
         self._unsettled: deque[tuple[int, int, Any]] = deque()
         # Collectives that keep their own times.
@@ -159,19 +164,23 @@ class _Collectives:
         self._unsettled.clear()
         self._unseen = Unseen(self._journal)
         self._is_identified = False
+        self._references = self._count_references()  # of threads that this process does not have
 
     def _await_the_last(self) -> None:
         """Wait for the transports' callbacks, which would abort the process while Python ends."""
         self._unseen.say()
         for _ in range(_MOST_LOOKS):  # a count, as their threads stall whenever this one does
-            if not self._under_way:
+            if not self._under_way and self._count_references() <= self._references:
                 break
             time.sleep(_LOOK_S)
         self._hear_ends()
         self._settle()
         self._rounding.tell()
         if self._signatures:
-            time.sleep(_GOODBYE_S)  # the callbacks have returned, and are being freed
+            time.sleep(_GOODBYE_S)  # the transports are freeing the last tensors
+
+    def _count_references(self) -> int:
+        return sum(map(sys.getrefcount, self._callbacks))
 
     def step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Note the ends of the buckets of the backward passes before this step."""
@@ -235,7 +244,7 @@ class _Collectives:
         """
         journal, codec, probes = self._journal, self._codec, self._probes
         note, under_way = journal.waiting.append, self._under_way
-        knows_devices = self._clock.knows_devices
+        knows_devices, callbacks = self._clock.knows_devices, self._callbacks
 
         def allreduce(group: VisibleGroup, tensors: Sequence[Any], *options: Any) -> Any:
             if (
@@ -267,7 +276,7 @@ class _Collectives:
                         self._settle()
                     future = work.get_future()
                     under_way.add(number)
-                    _when_done(future, functools.partial(self._bucket_ended, number))
+                    _when_done(future, functools.partial(callbacks[0], number))
             except Exception as error:  # the job goes on
                 journal.give_up(error)
             journal.ends_work(started)
@@ -319,7 +328,7 @@ class _Collectives:
             self._without_future[work] = number
         else:
             self._under_way.add(number)
-            _when_done(future, functools.partial(self._ended, number, on_device))
+            _when_done(future, functools.partial(self._callbacks[1], number, on_device))
 
     def _hear_ends(self) -> None:
         """Note the times that a transport has kept, which are exact at any later time."""
