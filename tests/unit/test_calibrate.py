@@ -25,7 +25,7 @@ from fullwire.run.run import Collectives, Hosts, Run
 from fullwire.run.usual import Alone
 from fullwire.simulation.as_recorded import residues, with_contention, with_residue
 from fullwire.simulation.buckets import bucket_policy
-from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, filling, observations_of
+from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, filling
 from fullwire.simulation.forecast import Forecaster, forecaster
 from fullwire.simulation.grid import AXES, MEASURES, Crowding, Grid, Residue
 from fullwire.simulation.stragglers import jitter
@@ -127,12 +127,28 @@ def test_where_a_faster_line_changes_little_the_answer_says_so() -> None:
     run = a_trained_job(a_transport(processor_s_per_byte=2.5e-9), facts=used(0.12))
     fast = fw.whatif(run, bandwidth="1Gbps,25Gbps", transport="measured")
     [said] = [each for each in fast.warnings if "the processors limit this transport" in each]
-    assert "From 3" in said
+    assert "From 2.7" in said
     assert "on, the processors limit this transport (2 workers)" in said
     assert not any(
         "faster line" in each
         for each in fw.whatif(run, bandwidth="1Gbps", transport="measured").warnings
     )
+
+
+def test_idle_processors_tell_less_than_the_work_of_busy_ones() -> None:
+    """On both lines, threads use as much time for the same bytes."""
+    slow, fast = (
+        calibrated([a_trained_job(a_transport(), rate_bps=rate_bps, facts=used(0.06))])
+        for rate_bps in (0.2 * GBPS, 10 * GBPS)
+    )
+    times = slow.transport.processor_s_per_byte / fast.transport.processor_s_per_byte
+    assert 1.2 < times < 1.6
+    off = [
+        max(variant.processor_s_per_byte for variant in each.variants)
+        / each.transport.processor_s_per_byte
+        for each in (slow, fast)
+    ]
+    assert off[0] > off[1]
 
 
 def test_a_second_run_of_the_cluster_narrows_the_interval() -> None:
@@ -785,7 +801,7 @@ def test_more_bandwidth_never_slows_a_measured_transport() -> None:
 
 def test_collectives_that_overlap_count_once() -> None:
     run = a_trained_job(a_transport(), gradients_mib=(8, 8, 8), buckets="ddp:8MiB")
-    [seen] = observations_of(run)
+    [seen] = calibrated([run]).observations
     assert len(seen.wire_bytes) == 3
     lane_s = sum(message_s(a_transport(), 2, 1e9, 8 * 2**20) for _ in range(3))
     assert seen.time_s == pytest.approx(lane_s)
@@ -941,7 +957,7 @@ def test_the_break_even_is_where_the_share_crosses_the_threshold() -> None:
     assert f"{found.bandwidth_bps / 1e9:.4g} Gbps" in found.sentence
 
 
-@pytest.mark.parametrize(("processors_used_s", "is_said"), [(0.03, True), (0.001, False)])
+@pytest.mark.parametrize(("processors_used_s", "is_said"), [(0.03, True), (0.0003, False)])
 def test_a_transport_that_the_line_hides_is_given_no_rate_of_its_own(
     processors_used_s: float, is_said: bool
 ) -> None:

@@ -71,6 +71,10 @@ class _Known:
 # takes this many times the threads' own time. This number, and the three of Gloo below, were chosen
 # on labs of two to four ranks at 0.5 to 10 Gbps (validation/README.md).
 _KERNEL_FACTOR = _Known(KERNEL_FACTOR, 0.08)
+# A byte takes less work of processors that are idle most of the time: two of them share caches,
+# memory, and often a core. So the same bytes take so much more where processors hold them up, and
+# that is so unsure (docs/design/measured-transport.md).
+_MORE_WHERE_BUSY, _MORE_OFF = 0.5, 0.25
 _SHARE_OF_PAYLOAD = _Known(0.997, 0.02)  # acknowledgements take the rest
 _APART = _Known(0.28, 0.3)  # of Gloo's work; the work of other transports is too little to matter
 PAYLOAD_SHARE = 1448 / 1514  # of a 1500 byte MTU, the default
@@ -146,7 +150,12 @@ class Calibration:
 
 def calibrated(runs: Sequence[Run]) -> Calibration:
     """Fit a transport to the collectives of one run, or of several from the same cluster."""
-    by_run = [(run, list(_periods(run))) for run in runs]
+    by_run: list[tuple[Run, list[_Period]]] = []
+    for run in runs:
+        by_run.append((run, []))
+        if line_rate_bps(run) is not None and _workers(run) > 1:
+            fewest = 1 if _is_played(run) else 2
+            by_run[-1][1].extend(_busy_periods(run.collectives, members_of(run), fewest))
     observations = [observation for run, kept in by_run for observation in _observed(run, kept)]
     if not observations:
         names = ", ".join(run.place for run in runs)
@@ -159,7 +168,7 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
     known = list(_known_before(telling))
     fit = _Fit(
         observations,
-        _used(telling),
+        [used for run, kept in by_run if kept and (used := _used_in(run, kept)) is not None],
         known,
         _placement(max(telling, key=_workers)),
         _GLOO_GATHERS_LATE if {run.facts.backend for run in telling} == {"gloo"} else 0.0,
@@ -255,11 +264,6 @@ def _off_beside_others(runs: Sequence[Run]) -> float:
     return float(np.mean([-np.log(1 - share) for share in shares])) / 2
 
 
-def observations_of(run: Run) -> Iterator[Observation]:
-    """Go through a run's observations of its transport."""
-    yield from _observed(run, list(_periods(run)))
-
-
 def _workers(run: Run) -> int:
     return run.facts.workers or 1
 
@@ -275,11 +279,6 @@ def _is_played(run: Run) -> bool:
     return run.provenance.origin == "simulated" and run.facts.transport == "measured"
 
 
-def _periods(run: Run) -> Iterator[_Period]:
-    if line_rate_bps(run) is not None and _workers(run) > 1:
-        yield from _busy_periods(run.collectives, members_of(run), 1 if _is_played(run) else 2)
-
-
 def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
     rate_bps, workers = line_rate_bps(run), _workers(run)
     [ranks] = _placement(run).ranks_per_processor([workers]).tolist()
@@ -287,7 +286,7 @@ def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
     for period in periods:
         alike[period.held].append(period.time_s)
     for held, times_s in alike.items():
-        assert rate_bps is not None  # _periods() saw to it
+        assert rate_bps is not None  # else there are no periods
         costs = [
             recorded_cost(sent_as(op, run.facts.backend), members, size, AddTimes())
             for op, size, members in held
@@ -414,13 +413,18 @@ class _Used:
     wire_bytes: float
     hops: float
     processor_s: float
+    idle_share: float  # of processors, while bytes were on their way
+
+    def misfit(self, s_per_byte: float, s_per_hop: float) -> float:
+        """Return how far this work for bytes and messages is from the used time, in spreads."""
+        idle = self.idle_share**2
+        bytes_s = self.wire_bytes * s_per_byte / (1 + _MORE_WHERE_BUSY * idle)
+        work_s = bytes_s + self.hops * s_per_hop
+        spread = np.hypot(_KERNEL_FACTOR.spread, _MORE_OFF * idle * bytes_s / work_s)
+        return float(np.log(_KERNEL_FACTOR.value * self.processor_s / work_s) / spread)
 
 
-def _used(runs: Sequence[Run]) -> list[_Used]:
-    return [used for run in runs if (used := _used_in(run)) is not None]
-
-
-def _used_in(run: Run) -> _Used | None:
+def _used_in(run: Run, periods: Sequence[_Period]) -> _Used | None:
     per_rank, rate_bps = run.facts.communication_processor_s, line_rate_bps(run)
     if run.facts.backend != "gloo" or per_rank is None:
         return None  # other backends poll, and use all the time they get
@@ -437,10 +441,13 @@ def _used_in(run: Run) -> _Used | None:
         )
         for op, count in dict.fromkeys(zip(rows.op.tolist(), members.tolist(), strict=True))
     ]
+    [ranks] = _placement(run).ranks_per_processor([_workers(run)]).tolist()
+    work_s = KERNEL_FACTOR * processor_s * max(ranks, 1.0)
     return _Used(
         wire_bytes=sum(float(cost.wire_bytes.sum()) for cost in costs) / rank_steps,
         hops=sum(cost.hops * cost.wire_bytes.size for cost in costs) / rank_steps,
         processor_s=processor_s,
+        idle_share=max(1 - work_s / float(np.mean(_by_step_s(run, periods))), 0.0),
     )
 
 
@@ -571,12 +578,8 @@ class _Fit:
         for observed in self._observations:
             predicted_s = self.predicted_s(transport, observed)
             seen.append(np.log(predicted_s / observed.time_s) / observed.spread)
-        per_byte, per_hop = transport.processor_s_per_byte, transport.processor_s_per_hop
-        works_s = [used.wire_bytes * per_byte + used.hops * per_hop for used in self._used]
-        used = [
-            np.log(_KERNEL_FACTOR.value * used.processor_s / work_s) / _KERNEL_FACTOR.spread
-            for used, work_s in zip(self._used, works_s, strict=True)
-        ]
+        _, per_byte, per_hop, _ = np.exp(at).tolist()
+        used = [one.misfit(per_byte, per_hop) for one in self._used]
         before = [
             (value - np.log(known.value)) / known.spread
             for value, known in zip(at, self._known, strict=True)
