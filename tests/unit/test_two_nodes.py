@@ -135,6 +135,29 @@ def test_links_in_a_node_may_hide_slow_nics_and_the_interval_says_so() -> None:
     assert {bool(each.pair_share) for each in found.measured.allowed()} == {True, False}
 
 
+@pytest.mark.parametrize(
+    ("inside_gb_s", "nics", "nic_gbps", "size", "true_s"),
+    [
+        (150, 1, 100, 10**9, 0.134),  # NVIDIA/nccl-tests#22: eight V100 a node, 60 Gbps by rings
+        (200, 8, 100, 8 * 10**9, 1.875 * 8 / 161),  # #153: eight H800 a node, busbw 161 GB/s
+    ],
+)
+def test_two_nodes_that_are_only_described_may_send_half(
+    inside_gb_s: int, nics: int, nic_gbps: int, size: int, true_s: float
+) -> None:
+    where = Cluster(
+        name="described",
+        nodes=4,
+        devices_per_node=DEVICES,
+        inside=Inside(kind="switch", rate_bps=inside_gb_s * 8e9),
+        nics=Nics(per_node=nics, rate_bps=nic_gbps * 1e9),
+    )
+    said = library_time("allreduce", where, size, 16)
+    assert said.low_s <= true_s <= said.high_s
+    of_more = library_time("allreduce", where, size, 32)
+    assert of_more.high_s / of_more.low_s < said.high_s / said.low_s
+
+
 def test_a_file_may_say_that_a_tree_of_two_nodes_sends_half() -> None:
     found = a_fit(BALANCED, (8, 16), is_described=True)
     assert found.measured is not None

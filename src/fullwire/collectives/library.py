@@ -396,6 +396,8 @@ def library_time(
         return LibraryTime(algorithm=names(op)[0], time_s=0.0, low_s=0.0, high_s=0.0)
     measured = cluster.measured or usual(cluster)
     fits = [*measured.allowed()] if algorithm is None else [measured]
+    if cluster.measured is None and -(-workers // cluster.devices_per_node) == 2:
+        fits.append(replace(measured, pair_share=0.0))  # no table tells what a tree of two sends
     times = [_time_by(fit, op, cluster, size_bytes, workers, algorithm) for fit in fits]
     found, of_algorithms = times[0], needs(op, cluster, workers)
     open_ways = [
