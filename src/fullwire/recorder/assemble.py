@@ -467,7 +467,10 @@ def _what_is_missing(
     if others:
         return [f"nothing was recorded: the job recorded itself into {others[0].read_text()}"]
     if any((directory / ENTERED).exists() for directory in directories):
-        return ["nothing was recorded: torch trained and communicated in no process of the job"]
+        return [
+            "nothing was recorded: no process that the recorder saw trained or communicated with "
+            "torch. It sees no Python that starts with -I, -E or -S, or without this PYTHONPATH"
+        ]
     return [
         "nothing was recorded: the job ran other programs only, or a Python that does not see "
         "PYTHONPATH, where the recorder is (-I, -E, -S, or a PYTHONPATH of its own)"
