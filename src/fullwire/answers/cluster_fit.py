@@ -231,8 +231,13 @@ class _Shown:
     @property
     def why_unused(self) -> str:
         """Return why no protocol can be fitted to it; "" if it can."""
+        if not self.op:
+            return (
+                "does not name its operation: expected the command above the table, such as "
+                "`# alltoall_perf -b 8 -e 1G`, or a file name like alltoall_16.log"
+            )
         if self.op not in FITTED_OPS:
-            return f"is of {self.op or 'an unnamed operation'}, which is not fitted"
+            return f"is of {self.op}, which is not fitted"
         if self.lacks_ranks:
             return (
                 "does not say its number of ranks: expected the command above the table, such "
