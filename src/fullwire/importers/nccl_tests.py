@@ -105,6 +105,7 @@ _REPORT = re.compile(rb'\s{0,40}\{\s{0,40}"version"\s?:\s?\d{1,4},\s{0,40}"start
 _INFINITE = re.compile(rb":\s?-?inf\b")  # a bandwidth without a time, which is no JSON
 _MOST_SEPARATED_BYTES = 64 * 2**20
 _WRONG = re.compile(r"# Out of bounds values : (\d{1,18}) FAILED")
+_FAILED = re.compile(r"\bTest (?:NCCL |CUDA )?(?:failure|timeout)\b")
 _OPS = {
     "allreduce": "allreduce",
     "allgather": "allgather",
@@ -180,6 +181,7 @@ class _Reading:
         self._off = list[str]()  # values of rows that contradict each other, in words
         self._averages_gb_s = list[float]()  # as printed: one, or one of each test in the file
         self._has_marks = False  # has lines that begin with #; the last such line is the average
+        self._failed_line = 0  # of the first message that the test failed
         self._wrong = 0  # wrong values that the test's validation found
         self._tells_wrong, self._wrong_in_rows = False, 0.0  # some versions count them in each row
         self._widths = list[int]()  # words of each row
@@ -221,6 +223,11 @@ class _Reading:
             self._has_end = self._has_end or "Avg bus bandwidth" in text
             if (wrong := _WRONG.match(text)) is not None:
                 self._wrong = int(wrong[1])
+            return
+        if self.has_rows and _FAILED.search(text) is not None:
+            self._failed_line = self._failed_line or line
+            if len(self._row) < max(self._widths, default=0):  # it was about to be measured
+                self._row = []
             return
         words = text.split()
         begins_row = (
@@ -306,11 +313,14 @@ class _Reading:
             problems += self.launch.off_ranks(op, len(self._groups))
             if self._groups and len(self._groups) <= (last := max(self._groups)):
                 problems.append(f"{len(self._groups):,} ranks are listed, the last is rank {last}")
-            if self._has_marks and not self._has_end:
+            if self._has_marks and not self._has_end and not self._failed_line:
                 problems.append("it ends before its average, so sizes may be missing")
             is_damaged = bool(problems)
             # The rows that are left are good: their reader may have taken others away.
             problems = problems or off_average(self._averages_gb_s, self._rows)
+            if self._failed_line:
+                why = f"its test failed in line {self._failed_line:,}"
+                problems.append(f"{why}, so later sizes are missing")
             if is_told and op:
                 problems.append(f"its operation is not named: by its bandwidths {op}")
             problems += split
