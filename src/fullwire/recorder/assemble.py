@@ -461,11 +461,9 @@ def _what_is_missing(
         sentences += [f"rank {journal.rank}: {defect}" for defect in defects]
     if journals:
         return sentences
-    others = [
-        directory / ELSEWHERE for directory in directories if (directory / ELSEWHERE).exists()
-    ]
-    if others:
-        return [f"nothing was recorded: the job recorded itself into {others[0].read_text()}"]
+    elsewhere = [path for path in (each / ELSEWHERE for each in directories) if path.exists()]
+    if elsewhere:
+        return [f"nothing was recorded: the job recorded itself into {elsewhere[0].read_text()}"]
     if any((directory / ENTERED).exists() for directory in directories):
         return [
             "nothing was recorded: no process that the recorder saw trained or communicated with "
