@@ -446,6 +446,16 @@ def test_rows_of_rccl_tests_that_are_wrong_or_too_many_are_told(
     )
 
 
+def test_a_csv_without_ranks_tells_them_by_its_bandwidths(tmp_path: Path) -> None:
+    path = tmp_path / "all_reduce.csv"
+    sizes = [2**power for power in range(20, 24)]
+    rows = [f"{size},float,sum,{size / 5e4},50.0,{50 * 2 * 15 / 16}" for size in sizes]
+    path.write_text("\n".join(["size,type,redop,time,algbw,busbw", *rows]) + "\n")
+    table = read_table(path)
+    assert (table.op, table.workers, len(table.rows)) == ("allreduce", 16, 4)
+    assert not table.problems
+
+
 def test_rows_beyond_the_most_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = "".join(f"  {8 * n}  2  float  sum  -1  9.5  0.1  0.1  0\n" for n in (1, 2, 3))
     monkeypatch.setattr(nccl_tests, "_MOST_ROWS", 1)
@@ -513,7 +523,7 @@ def test_a_test_that_failed_keeps_the_sizes_before(tmp_path: Path, cut: str, joi
     assert [row.bytes for row in table.rows] == [8, 16]
     assert not table.is_damaged
     [problem] = [each for each in table.problems if "failed" in each]
-    assert "so later sizes are missing" in problem
+    assert "later sizes are missing" in problem
     other = HEAD.replace("minBytes 8", "minBytes 4") + row.format(4, 1) + tail(row.format(4, 1))
     path.write_text(rows + other)
     [failed, whole] = read_tables(path)

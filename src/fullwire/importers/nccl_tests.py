@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import compress
+from operator import attrgetter
 from pathlib import Path
 from statistics import mode
 from typing import Any
@@ -295,7 +296,7 @@ class _Reading:
         self._end_row()
         self._leave_out_cut_rows()
         if self._rows:
-            widest = max(self._rows, key=lambda row: row.bus_gb_s)
+            widest = max(self._rows, key=attrgetter("bus_gb_s"))
             op = self._op or _op(path.stem)
             is_told = not op
             listed, hosts, split = _one_group(path, [*self._groups.values()])
@@ -318,9 +319,8 @@ class _Reading:
             is_damaged = bool(problems)
             # The rows that are left are good: their reader may have taken others away.
             problems = problems or off_average(self._averages_gb_s, self._rows)
-            if self._failed_line:
-                why = f"its test failed in line {self._failed_line:,}"
-                problems.append(f"{why}, so later sizes are missing")
+            if (failed := self._failed_line) > 0:
+                problems.append(f"its test failed in line {failed:,}: later sizes are missing")
             if is_told and op:
                 problems.append(f"its operation is not named: by its bandwidths {op}")
             problems += split
@@ -393,7 +393,7 @@ def _separated(path: Path, content: bytes) -> list[Table]:
     for line, entry in given[:_MOST_ROWS]:
         told = {key.lower().strip(): str(value).strip(' "') for key, value in entry.items()}
         op = _op(told.get("collective", told.get("name", path.stem)))
-        counts = [number(told.get(name, "1")) for name in ("ranks", "gpusperrank", "gpus")]
+        counts = [number(told[name]) for name in ("ranks", "gpusperrank", "gpus") if name in told]
         time_us, algorithm, bus, size = (
             number(told.get(name, "")) for name in ("time", "algbw", "busbw", "size")
         )
@@ -405,7 +405,7 @@ def _separated(path: Path, content: bytes) -> list[Table]:
         wrong += number(told.get("#wrong", told.get("wrong", ""))) or 0
         off += off_rate(int(size or 0), [told["time"], told["algbw"]], line)
         dtype = told.get("type", "")[:40]
-        rows = tables.setdefault((op, int(ranks)), {})
+        rows = tables.setdefault((op, int(ranks) if counts else 0), {})
         key = (told.get("numcycle", ""), told.get("size", ""), dtype, told.get("redop", ""))
         if told.get("inplace") == "1" and key in rows:
             rows[key] = replace(rows[key], in_place_us=time_us, in_place_bus_gb_s=bus)
@@ -424,7 +424,7 @@ def _separated(path: Path, content: bytes) -> list[Table]:
     found = [
         Table(
             op=op,
-            workers=ranks,
+            workers=ranks or ranks_told(op, max(rows.values(), key=attrgetter("bus_gb_s"))) or 1,
             device="",
             rows=(*rows.values(),),
             problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
