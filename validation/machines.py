@@ -228,7 +228,7 @@ def judged(machine: Machine) -> tuple[Judged, Judged]:
                 where = with_nodes(where, -(-most // machine.devices_per_node))
             if where is None:
                 continue
-            found = fitted(where, shown)
+            found = fitted(where, shown, nics_are_stated=machine.described is not None)
             for table in others:
                 of_fits.add(found, table, FITTED_FROM)
     return described, of_fits

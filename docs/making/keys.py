@@ -550,7 +550,7 @@ MEANINGS: Mapping[str, str] = {
     "pair_share": "1 if a tree of two nodes sends as much as a ring; 0 if half.",
     "switch_share": "The rate that adding switches fill, over that of a ring.",
     "spread": "The standard deviation of a time's logarithm.",
-    "measured.other": "A fit that the tables allow as well, with a tree or without one; or null.",
+    "measured.other": "A fit that the tables allow as well, which may have another one; or null.",
     "measured.source": "The tables of the fit.",
     "shown.bytes": "The sizes of a table.",
     "times": "For each size, the measured time over that of the protocols.",

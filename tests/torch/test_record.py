@@ -845,9 +845,19 @@ def test_a_job_without_torch_is_left_alone(tmp_path: Path) -> None:
     code = "import sys; print('fullwire_inside.watch' in sys.modules); sys.exit(5)"
     run, done = recorded(tmp_path, sys.executable, "-c", code, status=5)
     assert done.stdout == b"False\n"
-    assert run.missing == (
-        "nothing was recorded: torch trained and communicated in no process of the job",
-    )
+    [sentence] = run.missing
+    assert "no process that the recorder saw trained or communicated with torch" in sentence
+
+
+def test_a_job_whose_ranks_get_an_environment_of_their_own_is_not_said_to_train_nowhere(
+    tmp_path: Path,
+) -> None:
+    """Its launcher is a Python that the recorder sees. The ranks are not."""
+    rank = "import torch; torch.optim.SGD([torch.ones(1, requires_grad=True)]).step()"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rank!r}], env={{}})"
+    run, _ = recorded(tmp_path, sys.executable, "-c", code)
+    [sentence] = run.missing
+    assert "It sees no Python that starts with -I, -E or -S, or without" in sentence
 
 
 def test_a_job_that_the_recorder_cannot_enter_is_told_apart(tmp_path: Path) -> None:

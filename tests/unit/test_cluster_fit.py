@@ -676,8 +676,11 @@ def test_tables_that_cannot_be_fitted_are_named_with_their_reason(tmp_path: Path
     written(pairs, text)
     short = replace(a_table(a_machine(), 8), points=((512, 1e-5),))
     tiny = written(tmp_path / "tiny.log", nccl_text(short))
-    found = fw.fit_cluster([whole, pairs, tiny])
+    unnamed = written(tmp_path / "unnamed.log", text.replace("# sendrecv_perf\n", ""))
+    found = fw.fit_cluster([whole, unnamed, pairs, tiny])
     assert [reason.rpartition("/")[2] for reason in found.unused] == [
+        "unnamed.log does not name its operation: expected the command above the table, such as "
+        "`# alltoall_perf -b 8 -e 1G`, or a file name like alltoall_16.log",
         "pairs.log is of sendrecv, which is not fitted",
         "tiny.log has only sizes below 1.024 kB",
     ]

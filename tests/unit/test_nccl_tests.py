@@ -446,6 +446,16 @@ def test_rows_of_rccl_tests_that_are_wrong_or_too_many_are_told(
     )
 
 
+def test_a_csv_without_ranks_tells_them_by_its_bandwidths(tmp_path: Path) -> None:
+    path = tmp_path / "all_reduce.csv"
+    sizes = [2**power for power in range(20, 24)]
+    rows = [f"{size},float,sum,{size / 5e4},50.0,{50 * 2 * 15 / 16}" for size in sizes]
+    path.write_text("\n".join(["size,type,redop,time,algbw,busbw", *rows]) + "\n")
+    table = read_table(path)
+    assert (table.op, table.workers, len(table.rows)) == ("allreduce", 16, 4)
+    assert not table.problems
+
+
 def test_rows_beyond_the_most_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = "".join(f"  {8 * n}  2  float  sum  -1  9.5  0.1  0.1  0\n" for n in (1, 2, 3))
     monkeypatch.setattr(nccl_tests, "_MOST_ROWS", 1)
@@ -493,6 +503,32 @@ def test_a_table_goes_through_its_points_and_never_backwards() -> None:
     assert found.tolist() == pytest.approx([3e-5, 3e-5, 3e-5, 1e-4, 1.5e-4, 4e-4])
     slow = timed.message_s(np.full(6, 1.0), sent, np.ones(6), np.ones(6))
     assert slow.tolist() == [1.0] * 6
+
+
+@pytest.mark.parametrize(
+    "cut", ["", "  32  8  float  sum  -1", "  32  8  float  sum  -1  9.6  0.1  0.1  0"]
+)
+@pytest.mark.parametrize("joint", ["", "\n"])
+def test_a_test_that_failed_keeps_the_sizes_before(tmp_path: Path, cut: str, joint: str) -> None:
+    """It prints a row while it measures, and then its own message: src/common.h of nccl-tests."""
+    row = "  {0}  {1}  float  sum  -1  9.5  0.1  0.1  0  9.1  0.1  0.1  0\n"
+    failure = (
+        "mew0: Test NCCL failure all_reduce.cu:44 'remote process exited / '\n"
+        " .. mew0 pid 64904: Test failure common.cu:401\n"
+    )
+    path = a_log(tmp_path, row.format(8, 2) + row.format(16, 4))
+    rows = path.read_text().rpartition("# Avg")[0] + cut + joint + failure
+    path.write_text(rows)
+    table = read_table(path)
+    assert [row.bytes for row in table.rows] == [8, 16]
+    assert not table.is_damaged
+    [problem] = [each for each in table.problems if "failed" in each]
+    assert "later sizes are missing" in problem
+    other = HEAD.replace("minBytes 8", "minBytes 4") + row.format(4, 1) + tail(row.format(4, 1))
+    path.write_text(rows + other)
+    [failed, whole] = read_tables(path)
+    assert [len(failed.rows), len(whole.rows)] == [2, 1]
+    assert not whole.problems
 
 
 def test_a_row_that_is_cut_is_left_out_and_said(tmp_path: Path) -> None:

@@ -17,10 +17,18 @@ from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, Inside, Nics, with_nodes
 from fullwire.clusters.measured import Protocol
 from fullwire.collectives.cost import bus_factor
-from fullwire.collectives.fitting import LEAST_BYTES, Residual, Table, fitted, residuals
+from fullwire.collectives.fitting import (
+    LEAST_BYTES,
+    Residual,
+    Table,
+    are_slow_beside,
+    fitted,
+    residuals,
+)
 from fullwire.collectives.library import (
     FITTED_OPS,
     USUAL_PROTOCOLS,
+    USUAL_TREE_SHARE,
     library_time,
     needs,
     with_large,
@@ -186,7 +194,7 @@ def fit_cluster(
     for one, other in itertools.combinations(kept, 2):
         _check_together(one, other)
     rows = [curve.table() for curve in kept]
-    fitted_cluster = fitted(where, rows)
+    fitted_cluster = fitted(where, rows, nics_are_stated=cluster is not None)
     sources = tuple(dict.fromkeys(curve.source for curve in kept))
     rests_on = sentence(FittedTo(before=where.rests_on, sources=sources))
     assert fitted_cluster.measured is not None
@@ -223,8 +231,13 @@ class _Shown:
     @property
     def why_unused(self) -> str:
         """Return why no protocol can be fitted to it; "" if it can."""
+        if not self.op:
+            return (
+                "does not name its operation: expected the command above the table, such as "
+                "`# alltoall_perf -b 8 -e 1G`, or a file name like alltoall_16.log"
+            )
         if self.op not in FITTED_OPS:
-            return f"is of {self.op or 'an unnamed operation'}, which is not fitted"
+            return f"is of {self.op}, which is not fitted"
         if self.lacks_ranks:
             return (
                 "does not say its number of ranks: expected the command above the table, such "
@@ -356,34 +369,47 @@ def made_of(tables: Sequence[Table], devices_per_node: int, name: str) -> Cluste
         inside=Inside(kind="switch", rate_bps=1.0) if devices_per_node > 1 else None,
         nics=Nics(per_node=devices_per_node, rate_bps=1.0),
     )
-    inside_bps = nic_bps = 0.0
+    inside_bps = nic_bps = ring_bps = 0.0
     for table in tables:
         most_bytes_s = max((size / time_s for size, time_s in table.points), default=0.0)
-        inside_share, nic_bits = _through_links(table, unit)
+        inside_share, nic_bits, ring_bits = _through_links(table, unit)
         inside_bps = max(inside_bps, 8 * most_bytes_s * inside_share / large.inside_share)
         nic_bps = max(nic_bps, most_bytes_s * nic_bits / large.between_share)
-    is_of_one_node = any(1 < table.workers <= devices_per_node for table in tables)
+        ring_bps = max(ring_bps, most_bytes_s * ring_bits / large.between_share)
+    counts = {(table.op, -(-table.workers // devices_per_node)) for table in tables}
+    is_of_one_node = any(count == 1 for _, count in counts)
     if nic_bps and not is_of_one_node:  # a device reaches its NIC by links of no lower rate
-        inside_bps = max(inside_bps, nic_bps)
+        inside_bps = max(inside_bps, nic_bps, ring_bps)
     inside = None
     if devices_per_node > 1:
         inside = Inside(kind="switch", rate_bps=inside_bps, rate_is_least=not is_of_one_node)
+    # All-reduces of two nodes alone do not tell trees from rings. Libraries take a tree that NICs
+    # hold up. Else NICs are likelier as fast as a ring shows.
+    is_of_pairs = {count for count in counts if count[1] > 1} == {("allreduce", 2)}
+    if is_of_pairs and not are_slow_beside(nic_bps * devices_per_node, inside):
+        nic_bps = ring_bps
     nic_bps = nic_bps or inside_bps / large.between_share / devices_per_node
     nics = replace(unit.nics, rate_bps=nic_bps)
     return replace(unit, inside=inside, nics=nics, rests_on=sentence(RatesOfTables()))
 
 
-def _through_links(table: Table, unit: Cluster) -> tuple[float, float]:
+def _through_links(table: Table, unit: Cluster) -> tuple[float, float, float]:
     """Return the share of a table's bytes on a device's link, and the bits of a byte on a NIC.
 
     They are those of a ring, or of an all-to-all in pairs. There a device sends within its node
-    only the parts of its neighbours, and over its own NIC all other parts.
+    only the parts of its neighbours, and over its own NIC all other parts. An all-reduce of two
+    nodes sends fewer bits by a tree, and its table does not tell which one it was. So the bits are
+    those of the tree, and the third number is those of the ring.
     """
-    plain = next(iter(needs(table.op, unit, table.workers).values()))
+    plain, *others = needs(table.op, unit, table.workers).values()
     here = min(table.workers, unit.devices_per_node)
     is_in_pairs = table.op == "alltoall"
     share = (here - 1) / table.workers if is_in_pairs else bus_factor(table.op, table.workers)
-    return share, plain.between_s
+    nic_bits = plain.between_s
+    if here < table.workers <= 2 * here:
+        of_trees = [way.between_s / USUAL_TREE_SHARE for way in others if way.is_tree]
+        nic_bits = min([nic_bits, *of_trees])
+    return share, nic_bits, plain.between_s
 
 
 def _check_against(where: Cluster, table: _Shown) -> None:

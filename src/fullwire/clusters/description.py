@@ -223,7 +223,7 @@ def _measured(table: _Table) -> Measured:
     return Measured(
         source=table.text("source"),
         tree_share=table.share("tree_share", 1.0),
-        pair_share=table.number("pair_share", 1.0),
+        pair_share=table.share("pair_share", 1.0),
         switch_share=table.share("switch_share", 0.0),
         spread=table.number("spread", 0.1),
         protocols=tuple(

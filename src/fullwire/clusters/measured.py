@@ -10,6 +10,7 @@ shares of the two line rates that it fills. `collectives.library` makes times of
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fullwire.errors import UsageError
@@ -67,8 +68,7 @@ class Measured:
     two nodes it may gain nothing over a ring (`pair_share` 1) or send half as much (0). Switches
     that add fill `switch_share` of the rate that a ring fills (0 in older fits, which did not know
     them). `spread` is the standard deviation of the logarithm of a time, on a device count that the
-    tables have. `other` is a fit that the tables allow as well: with a tree if this one has none,
-    and the other way round.
+    tables have. `other` is a fit that the tables allow as well, and may have an `other` of its own.
     """
 
     protocols: tuple[Protocol, ...]
@@ -91,3 +91,10 @@ class Measured:
             raise UsageError(f"pair_share: expected from 0 to 1, got {self.pair_share}")
         if not (self.spread >= 0 and math.isfinite(self.spread)):
             raise UsageError(f"spread: expected 0 or more, got {self.spread}")
+
+    def allowed(self) -> Iterator[Measured]:
+        """Yield this fit and the others that the tables allow, the likeliest first."""
+        measured: Measured | None = self
+        while measured is not None:
+            yield measured
+            measured = measured.other

@@ -7,19 +7,22 @@ differ in it, and the tables move the numbers that they show. The fit works in l
 and Newton with damping. A row that is far off, such as a size at which the library chose badly,
 pulls less. The fitted cluster keeps how far rows are from its protocols, in `Shown`.
 
-A library may lack a tree. So rows are fitted with a tree and without one. If one fit is clearly
-closer to the rows of several numbers of nodes, it alone is kept. Otherwise the cluster keeps both.
-The likelier one gives the times, and intervals hold both answers.
+A library may lack a tree. A tree of two nodes may send half as much over the NICs as a ring does,
+as NCCL's does where links in the nodes are fast. So rows are fitted with a tree, with a tree that
+sends half, and without a tree. Over several numbers of nodes, fits that are clearly farther from
+the rows than another one are dropped. The cluster keeps the others. The likeliest one gives the
+times, and intervals hold all answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 
-from fullwire.clusters.cluster import Cluster, Floats
+from fullwire.clusters.cluster import Cluster, Floats, Inside
 from fullwire.clusters.measured import MOST_SHARE, Measured, Protocol, Shown
 from fullwire.collectives.library import Needs, library_time, needs, usual, ways_s
 
@@ -30,6 +33,7 @@ _SHARPNESS = 20  # of the minimum over ways, rounded to have a slope everywhere
 _ROUNDS = 60
 _CLEARLY_LESS = 0.6  # of the other fit's misfit of rows: then the tables tell which one holds
 _USUAL_TREE = 6.0  # of the misfit: twice the logarithm of 20, for few libraries lack a tree
+_CLEARLY_MORE = 2.0  # than a tree of two nodes needs: switches that add look 1.3 times as fast
 _REPEATS = 0.01  # a time, measured again: rows that are this close show no difference of two fits
 
 # How much machines differ from the usual, as standard deviations of logarithms. The four are of the
@@ -72,26 +76,37 @@ class _Rows:
     """A table as the fit takes it."""
 
     table: Table
-    needs: dict[str, Needs]
+    needs: Mapping[str, Needs]
     sizes: Floats
     times_s: Floats
 
+    def held_up_by_nics(self) -> _Rows:
+        """Return the table without links in the nodes that hold up other ways than the ring.
 
-def fitted(cluster: Cluster, tables: Sequence[Table]) -> Cluster:
-    """Return the cluster with the figures that fit these tables."""
+        By this table alone, NICs of an unknown rate may be as slow as that.
+        """
+        (ring, around), *others = self.needs.items()
+        quick = {name: replace(way, inside_s=0.0) for name, way in others}
+        return replace(self, needs={ring: around, **quick})
+
+
+def fitted(cluster: Cluster, tables: Sequence[Table], *, nics_are_stated: bool = True) -> Cluster:
+    """Return the cluster with the figures that fit these tables.
+
+    - `nics_are_stated`: whether the rate of the NICs comes from elsewhere than from the tables.
+    """
     rows = [
         _Rows(
             table,
-            dict(needs(table.op, cluster, table.workers)),
+            needs(table.op, cluster, table.workers),
             np.array([size for size, _ in table.points if size >= LEAST_BYTES], np.float64),
             np.array([time_s for size, time_s in table.points if size >= LEAST_BYTES]),
         )
         for table in tables
     ]
-    likely, *others = _likely(cluster, rows)
-    measured = _with_rows(likely.measured, rows)
-    for other in others:
-        measured = replace(measured, other=_with_rows(other.measured, rows))
+    measured = None
+    for fit in reversed(_likely(cluster, rows, nics_are_stated)):
+        measured = replace(_with_rows(fit.measured, rows), other=measured)
     return replace(cluster, measured=measured)
 
 
@@ -104,35 +119,59 @@ class _Fit:
     of_all: float  # with the distance from the usual numbers
 
 
-def _likely(cluster: Cluster, rows: Sequence[_Rows]) -> list[_Fit]:
+def _likely(cluster: Cluster, rows: Sequence[_Rows], nics_are_stated: bool) -> list[_Fit]:
     """Return the fits that the rows allow, the likeliest first.
 
     Where no table of an all-reduce spans nodes, a tree between nodes is taken to be there.
     """
-    nodes = {
-        -(-row.table.workers // cluster.devices_per_node)
-        for row in rows
-        if row.table.op == "allreduce"
+    nodes = [-(-row.table.workers // cluster.devices_per_node) for row in rows]
+    spanned = {
+        count for count, row in zip(nodes, rows, strict=True) if row.table.op == "allreduce"
     } - {1}
-    tree = _fit(cluster, rows, has_tree=True)
-    if not nodes:
-        return [tree]
+    fits = [_fit(cluster, rows, has_tree=True)]
+    if not spanned:
+        return fits
     ring = _fit(cluster, rows, has_tree=False)
-    if len(nodes) > 1:  # each of the two goes through the tables of one number of nodes
+    fits.append(replace(ring, of_all=ring.of_all + _USUAL_TREE))
+    guesses: list[_Fit] = []
+    if cluster.devices_per_node > 1:  # else a ring of two nodes sends as little
+        pulled = [
+            row.held_up_by_nics() if count == 2 and not nics_are_stated else row
+            for count, row in zip(nodes, rows, strict=True)
+        ]
+        half = _fit(cluster, pulled, has_tree=True, pair_share=0.0)
+        nics_bps = cluster.nics.rate_bps * cluster.nics.per_node
+        is_usual = nics_are_stated or are_slow_beside(nics_bps, cluster.inside)
+        (fits if 2 in spanned and is_usual else guesses).append(half)
+    fits = [*sorted(fits, key=attrgetter("of_all")), *guesses]
+    if len(spanned) > 1:  # each of the fits goes through the tables of one number of nodes
         noise = sum(len(row.sizes) for row in rows)
-        closer, farther = sorted([tree, ring], key=lambda fit: fit.of_rows)
-        if closer.of_rows + noise < _CLEARLY_LESS * (farther.of_rows + noise):
-            return [closer]
-    return [tree, ring] if tree.of_all < ring.of_all + _USUAL_TREE else [ring, tree]
+        closest = min(fit.of_rows for fit in fits) + noise
+        fits = [fit for fit in fits if closest >= _CLEARLY_LESS * (fit.of_rows + noise)]
+    return fits
 
 
-def _fit(cluster: Cluster, rows: Sequence[_Rows], *, has_tree: bool) -> _Fit:
-    """Fit a library with a tree or without."""
+def are_slow_beside(nics_bps: float, inside: Inside | None) -> bool:
+    """Say whether the NICs of a node, and not its inner links, hold up a tree of two nodes.
+
+    The tree sends each byte twice over the links of a device, and once over NICs.
+    """
+    return inside is not None and 2 * nics_bps * _CLEARLY_MORE < inside.rate_bps
+
+
+def _fit(
+    cluster: Cluster, rows: Sequence[_Rows], *, has_tree: bool, pair_share: float | None = None
+) -> _Fit:
+    """Fit a library with a tree or without. A `pair_share` that is given stays as it is."""
     first = _logarithms(usual(cluster))
     spreads = np.array([*(spread for row in _PROTOCOL_SPREADS for spread in row), *_SHARES_SPREAD])
 
-    def misfits(at: Floats) -> Floats:
+    def as_measured(at: Floats) -> Measured:
         measured = _measured(at, has_tree=has_tree)
+        return measured if pair_share is None else replace(measured, pair_share=pair_share)
+
+    def misfits(at: Floats) -> Floats:
+        measured = as_measured(at)
         off = np.concatenate([np.log(_rounded_s(measured, row) / row.times_s) for row in rows])
         off = off / _ROW_SPREAD
         pull = np.sqrt(np.minimum(1.0, 2 / np.maximum(np.abs(off), 1e-9)))
@@ -161,7 +200,7 @@ def _fit(cluster: Cluster, rows: Sequence[_Rows], *, has_tree: bool) -> _Fit:
         if gained < 1e-4:
             break
     of_rows = now[: sum(len(row.sizes) for row in rows)] * (_ROW_SPREAD / _REPEATS)
-    return _Fit(_measured(at, has_tree=has_tree), float(of_rows @ of_rows), float(now @ now))
+    return _Fit(as_measured(at), float(of_rows @ of_rows), float(now @ now))
 
 
 def residuals(cluster: Cluster, tables: Sequence[Table]) -> list[Residual]:

@@ -89,10 +89,9 @@ _USUAL_INSIDE = (
 # `_OF_USUAL` is for a machine without tables, and `_OF_DOUBLING` for each doubling away from the
 # nearest table. `_OF_OTHER_OP` is for an operation without a table. `_OF_OTHER_SIDE` is for counts
 # within a node where all tables are of several nodes, or the other way round. `_OF_SMALL` is for a
-# small message with tables, because libraries change protocols at sizes of their own.
-# `_OF_SMALL_AND_USUAL` is for a small message without tables.
-# These widths and the start-up medians above were chosen on the same public tables that
-# `validation.machines` reads. So only the device counts that a fit has not seen are truly held out.
+# small message, because libraries change protocols at sizes of their own. These widths and the
+# start-ups above were chosen on the public tables of `validation.machines`. So only the device
+# counts that a fit has not seen are truly held out.
 _OF_USUAL, _OF_DOUBLING, _OF_OTHER_OP, _OF_OTHER_SIDE = 0.17, 0.06, 0.12, 0.3
 # `_OF_OTHER_SIZE` is for each doubling away from the sizes of the tables, where times there had
 # not settled.
@@ -114,9 +113,10 @@ class Needs:
     """The needs of an algorithm: messages in a row, and seconds a byte at the full line rates.
 
     With `is_tree`, a tree is between the nodes. Where a tree of two nodes gains nothing over a
-    ring, a byte takes `pair_s` more. With `by_switch`, the switches of the nodes add. Libraries do
-    that by their protocol for large messages only, and point to point not by that for small ones:
-    `first_protocol` counts those that are left out.
+    ring, a byte takes `pair_s` more. Where it sends half, a tree of more nodes takes `pair_s` more:
+    nodes in its middle have two edges. With `by_switch`, the switches of the nodes add. Libraries
+    do that by their protocol for large messages only, and point to point not by that for small
+    ones: `first_protocol` counts those that are left out.
     """
 
     inside_hops: float
@@ -127,11 +127,12 @@ class Needs:
     by_switch: bool = False
     first_protocol: int = 0
     pair_s: float = 0.0
+    is_of_pair: bool = False  # of two nodes
 
     def byte_s(self, measured: Measured, protocol: Protocol) -> tuple[float, float]:
         """Return the time of a byte on the links within a node, and on those between nodes."""
         switch_share = measured.switch_share if self.by_switch else 1.0
-        between_s = self.between_s + measured.pair_share * self.pair_s
+        between_s = self.between_s + (measured.pair_share or not self.is_of_pair) * self.pair_s
         return (
             self.inside_s / protocol.inside_share / switch_share,
             between_s / protocol.between_share,
@@ -209,6 +210,7 @@ def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
         between_s=ring_s * 2 * (nodes - 1) / nodes,
         is_tree=True,
         pair_s=ring_s * 2 / nodes,
+        is_of_pair=nodes == 2,
     )
     return {ring: around, "hierarchical-tree" if devices > 1 else "tree": tree, **switches}
 
@@ -387,24 +389,26 @@ def library_time(
 ) -> LibraryTime:
     """Time a collective by the cluster's tables, or by the usual protocols on such links.
 
-    Without an algorithm, a library is taken to choose the quickest. Where tables leave open whether
-    it has a tree, the range holds both answers.
+    Without an algorithm, a library is taken to choose the quickest. The range holds the answers of
+    every fit that its tables allow.
     """
     if workers == 1:
         return LibraryTime(algorithm=names(op)[0], time_s=0.0, low_s=0.0, high_s=0.0)
     measured = cluster.measured or usual(cluster)
-    found = _time_by(measured, op, cluster, size_bytes, workers, algorithm)
-    if measured.other is None or algorithm is not None:
-        return found
-    other = _time_by(measured.other, op, cluster, size_bytes, workers, None)
-    of_algorithms = needs(op, cluster, workers)
-    taken = [of_algorithms[each.algorithm] for each in (found, other)]
-    return replace(
-        found,
-        low_s=min(found.low_s, other.low_s),
-        high_s=max(found.high_s, other.high_s),
-        may_take=other.algorithm if len({each.is_tree for each in taken}) > 1 else None,
-    )
+    fits = [*measured.allowed()] if algorithm is None else [measured]
+    if cluster.measured is None and -(-workers // cluster.devices_per_node) == 2:
+        fits.append(replace(measured, pair_share=0.0))  # no table tells what a tree of two sends
+    times = [_time_by(fit, op, cluster, size_bytes, workers, algorithm) for fit in fits]
+    found, of_algorithms = times[0], needs(op, cluster, workers)
+    open_ways = [
+        time.algorithm
+        for fit, time in zip(fits, times, strict=True)
+        if bool(fit.tree_share) != bool(measured.tree_share)
+        and of_algorithms[time.algorithm].is_tree != of_algorithms[found.algorithm].is_tree
+    ]
+    low_s, high_s = min(time.low_s for time in times), max(time.high_s for time in times)
+    may_take = open_ways[0] if open_ways else None
+    return replace(found, low_s=low_s, high_s=high_s, may_take=may_take)
 
 
 def _time_by(

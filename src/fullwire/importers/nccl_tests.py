@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import compress
+from operator import attrgetter
 from pathlib import Path
 from statistics import mode
 from typing import Any
@@ -105,6 +106,7 @@ _REPORT = re.compile(rb'\s{0,40}\{\s{0,40}"version"\s?:\s?\d{1,4},\s{0,40}"start
 _INFINITE = re.compile(rb":\s?-?inf\b")  # a bandwidth without a time, which is no JSON
 _MOST_SEPARATED_BYTES = 64 * 2**20
 _WRONG = re.compile(r"# Out of bounds values : (\d{1,18}) FAILED")
+_FAILED = re.compile(r"\bTest (?:NCCL |CUDA )?(?:failure|timeout)\b")
 _OPS = {
     "allreduce": "allreduce",
     "allgather": "allgather",
@@ -180,6 +182,7 @@ class _Reading:
         self._off = list[str]()  # values of rows that contradict each other, in words
         self._averages_gb_s = list[float]()  # as printed: one, or one of each test in the file
         self._has_marks = False  # has lines that begin with #; the last such line is the average
+        self._failed_line = 0  # of the first message that the test failed
         self._wrong = 0  # wrong values that the test's validation found
         self._tells_wrong, self._wrong_in_rows = False, 0.0  # some versions count them in each row
         self._widths = list[int]()  # words of each row
@@ -221,6 +224,11 @@ class _Reading:
             self._has_end = self._has_end or "Avg bus bandwidth" in text
             if (wrong := _WRONG.match(text)) is not None:
                 self._wrong = int(wrong[1])
+            return
+        if self.has_rows and _FAILED.search(text) is not None:
+            self._failed_line = self._failed_line or line
+            if len(self._row) < max(self._widths, default=0):  # it was about to be measured
+                self._row = []
             return
         words = text.split()
         begins_row = (
@@ -288,7 +296,7 @@ class _Reading:
         self._end_row()
         self._leave_out_cut_rows()
         if self._rows:
-            widest = max(self._rows, key=lambda row: row.bus_gb_s)
+            widest = max(self._rows, key=attrgetter("bus_gb_s"))
             op = self._op or _op(path.stem)
             is_told = not op
             listed, hosts, split = _one_group(path, [*self._groups.values()])
@@ -306,11 +314,13 @@ class _Reading:
             problems += self.launch.off_ranks(op, len(self._groups))
             if self._groups and len(self._groups) <= (last := max(self._groups)):
                 problems.append(f"{len(self._groups):,} ranks are listed, the last is rank {last}")
-            if self._has_marks and not self._has_end:
+            if self._has_marks and not self._has_end and not self._failed_line:
                 problems.append("it ends before its average, so sizes may be missing")
             is_damaged = bool(problems)
             # The rows that are left are good: their reader may have taken others away.
             problems = problems or off_average(self._averages_gb_s, self._rows)
+            if (failed := self._failed_line) > 0:
+                problems.append(f"its test failed in line {failed:,}: later sizes are missing")
             if is_told and op:
                 problems.append(f"its operation is not named: by its bandwidths {op}")
             problems += split
@@ -383,7 +393,7 @@ def _separated(path: Path, content: bytes) -> list[Table]:
     for line, entry in given[:_MOST_ROWS]:
         told = {key.lower().strip(): str(value).strip(' "') for key, value in entry.items()}
         op = _op(told.get("collective", told.get("name", path.stem)))
-        counts = [number(told.get(name, "1")) for name in ("ranks", "gpusperrank", "gpus")]
+        counts = [number(told[name]) for name in ("ranks", "gpusperrank", "gpus") if name in told]
         time_us, algorithm, bus, size = (
             number(told.get(name, "")) for name in ("time", "algbw", "busbw", "size")
         )
@@ -395,7 +405,7 @@ def _separated(path: Path, content: bytes) -> list[Table]:
         wrong += number(told.get("#wrong", told.get("wrong", ""))) or 0
         off += off_rate(int(size or 0), [told["time"], told["algbw"]], line)
         dtype = told.get("type", "")[:40]
-        rows = tables.setdefault((op, int(ranks)), {})
+        rows = tables.setdefault((op, int(ranks) if counts else 0), {})
         key = (told.get("numcycle", ""), told.get("size", ""), dtype, told.get("redop", ""))
         if told.get("inplace") == "1" and key in rows:
             rows[key] = replace(rows[key], in_place_us=time_us, in_place_bus_gb_s=bus)
@@ -414,7 +424,7 @@ def _separated(path: Path, content: bytes) -> list[Table]:
     found = [
         Table(
             op=op,
-            workers=ranks,
+            workers=ranks or ranks_told(op, max(rows.values(), key=attrgetter("bus_gb_s"))) or 1,
             device="",
             rows=(*rows.values(),),
             problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),

@@ -461,13 +461,14 @@ def _what_is_missing(
         sentences += [f"rank {journal.rank}: {defect}" for defect in defects]
     if journals:
         return sentences
-    others = [
-        directory / ELSEWHERE for directory in directories if (directory / ELSEWHERE).exists()
-    ]
-    if others:
-        return [f"nothing was recorded: the job recorded itself into {others[0].read_text()}"]
+    elsewhere = [path for path in (each / ELSEWHERE for each in directories) if path.exists()]
+    if elsewhere:
+        return [f"nothing was recorded: the job recorded itself into {elsewhere[0].read_text()}"]
     if any((directory / ENTERED).exists() for directory in directories):
-        return ["nothing was recorded: torch trained and communicated in no process of the job"]
+        return [
+            "nothing was recorded: no process that the recorder saw trained or communicated with "
+            "torch. It sees no Python that starts with -I, -E or -S, or without this PYTHONPATH"
+        ]
     return [
         "nothing was recorded: the job ran other programs only, or a Python that does not see "
         "PYTHONPATH, where the recorder is (-I, -E, -S, or a PYTHONPATH of its own)"

@@ -35,6 +35,11 @@ _TREE_IS_OPEN = (
     "The tables leave open whether the library has a tree between nodes. The file keeps both fits, "
     "and intervals hold both answers. Tables of more nodes tell it."
 )
+_PAIR_IS_OPEN = (
+    "The tables leave open whether an all-reduce of two nodes sends half as much as one of more "
+    "nodes. The file keeps both fits, and intervals hold both answers. Tables of two nodes and of "
+    "more, together, tell it."
+)
 _CARRIED_OVER = (
     "The file keeps how a row differs from its protocol. Other device counts take that over: less "
     "of it, the farther away they are."
@@ -274,8 +279,11 @@ def print_cluster_fit(fit: ClusterFit) -> None:
         say_flush(doubt)
     say_flush(_CARRIED_OVER)
     assert fit.cluster.measured is not None
-    if fit.cluster.measured.other is not None:
+    allowed = [*fit.cluster.measured.allowed()]
+    if len({bool(measured.tree_share) for measured in allowed}) > 1:
         say_flush(_TREE_IS_OPEN)
+    if len({bool(measured.pair_share) for measured in allowed}) > 1:
+        say_flush(_PAIR_IS_OPEN)
 
 
 def _table_names(fit: ClusterFit) -> dict[int, str]:

@@ -1,0 +1,165 @@
+"""An all-reduce of two nodes by a tree sends half as much as one of more nodes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fullwire.answers.cluster_fit import made_of
+from fullwire.clusters.cluster import Cluster, Inside, Nics, with_nodes
+from fullwire.clusters.description import as_toml, described
+from fullwire.collectives.fitting import Table, fitted
+from fullwire.collectives.library import library_time
+
+DEVICES = 8
+SIZES = [2**power for power in range(12, 34)]
+PROTOCOLS = (  # start-up, hop in a node and between nodes (seconds), and filled shares of the links
+    (6e-6, 0.7e-6, 12e-6, 0.25, 0.3),
+    (8e-6, 1.3e-6, 18e-6, 0.8, 0.75),
+    (14e-6, 3.4e-6, 30e-6, 1.0, 1.0),
+)
+# Bytes a second in a node, and of all NICs of a node together. The NICs of the first three hold up
+# a tree of two nodes, and those of the last one do not.
+HELD_UP = [(120e9, 12e9), (200e9, 11e9), (150e9, 24e9)]
+BALANCED = (360e9, 368e9)
+
+
+def all_reduce_s(size: int, workers: int, rates: tuple[float, float]) -> float:
+    """Time the quicker of rings and a double binary tree, by the quickest protocol.
+
+    In such a tree the busiest node is a leaf of one half and has two children in the other. Among
+    two nodes it is the end of one edge, and among three it has one child.
+    """
+    inside, nics = rates
+    nodes, here = -(-workers // DEVICES), min(workers, DEVICES)
+    around = 2 * (workers - 1) / workers * size
+    through_tree = {2: 1.0, 3: 1.5}.get(nodes, 2.0) * size / 0.92
+    ways = []
+    for startup_s, hop_s, between_s, fills_inside, fills_nics in PROTOCOLS:
+        rate = inside * fills_inside
+        if nodes == 1:
+            ways.append(startup_s + 2 * (here - 1) * hop_s + around / rate)
+            continue
+        hops_s = 2 * nodes * ((here - 1) * hop_s + between_s)
+        ways.append(startup_s + hops_s + around / min(rate, nics * fills_nics))
+        hops_s = 2 * ((here - 1) * hop_s + math.ceil(math.log2(nodes)) * between_s)
+        carried_s = max(through_tree / (nics * fills_nics), 2 * size / rate)
+        ways.append(startup_s + hops_s + carried_s)
+    return min(ways)
+
+
+def a_table(workers: int, rates: tuple[float, float]) -> Table:
+    noise = np.exp(np.random.default_rng(workers).normal(0, 0.02, len(SIZES))).tolist()
+    points = tuple(
+        (size, all_reduce_s(size, workers, rates) * each)
+        for size, each in zip(SIZES, noise, strict=True)
+    )
+    return Table(op="allreduce", workers=workers, points=points, source=f"{workers}.log")
+
+
+def a_fit(rates: tuple[float, float], shown: tuple[int, ...], *, is_described: bool) -> Cluster:
+    tables = [a_table(workers, rates) for workers in shown]
+    if is_described:
+        where = Cluster(
+            name="described",
+            nodes=16,
+            devices_per_node=DEVICES,
+            inside=Inside(kind="switch", rate_bps=8 * rates[0] / 0.8),
+            nics=Nics(per_node=1, rate_bps=8 * rates[1] / 0.95),
+        )
+        return fitted(where, tables)
+    made = made_of(tables, DEVICES, "made")
+    return with_nodes(fitted(made, tables, nics_are_stated=False), 16)
+
+
+def judged(found: Cluster, workers: int, rates: tuple[float, float]) -> tuple[float, float]:
+    """Return the median error from 64 KiB on, and the share of sizes that lie in the interval."""
+    errors, holds = [], []
+    for size in SIZES[4:]:
+        true_s = all_reduce_s(size, workers, rates)
+        said = library_time("allreduce", found, size, workers)
+        errors.append(abs(said.time_s / true_s - 1))
+        holds.append(said.low_s <= true_s <= said.high_s)
+    return float(np.median(errors)), float(np.mean(holds))
+
+
+@pytest.mark.parametrize("is_described", [False, True])
+@pytest.mark.parametrize("rates", HELD_UP)
+def test_a_node_and_two_nodes_tell_more_nodes_where_nics_hold_up_a_tree(
+    rates: tuple[float, float], is_described: bool
+) -> None:
+    found = a_fit(rates, (8, 16), is_described=is_described)
+    for workers in (32, 64, 128):
+        error, share = judged(found, workers, rates)
+        assert error < 0.1
+        assert share > 0.9
+    assert described(as_toml(found), "fitted.toml").measured == found.measured
+
+
+@pytest.mark.parametrize("rates", HELD_UP)
+def test_more_nodes_leave_open_what_two_nodes_send_and_the_interval_says_so(
+    rates: tuple[float, float],
+) -> None:
+    found = a_fit(rates, (8, 32), is_described=False)
+    assert judged(found, 16, rates)[1] > 0.9
+    error, share = judged(found, 128, rates)
+    assert error < 0.1
+    assert share > 0.9
+
+
+@pytest.mark.parametrize("rates", HELD_UP)
+def test_tables_of_two_nodes_and_of_more_tell_how_much_a_tree_of_two_sends(
+    rates: tuple[float, float],
+) -> None:
+    found = a_fit(rates, (16, 64), is_described=False)
+    assert found.measured is not None
+    assert not any(measured.pair_share for measured in found.measured.allowed())
+    for workers in (32, 128):
+        error, share = judged(found, workers, rates)
+        assert error < 0.1
+        assert share > 0.9
+
+
+def test_links_in_a_node_may_hide_slow_nics_and_the_interval_says_so() -> None:
+    """Two nodes take as long with NICs of half the rate, because the links in a node hold both."""
+    inside, nics = BALANCED
+    found = a_fit(BALANCED, (8, 16), is_described=False)
+    error, share = judged(found, 64, BALANCED)
+    assert error < 0.1
+    assert share > 0.9
+    assert judged(found, 64, (inside, 0.6 * nics))[1] > 0.9
+    assert found.measured is not None
+    assert {bool(each.pair_share) for each in found.measured.allowed()} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("inside_gb_s", "nics", "nic_gbps", "size", "true_s"),
+    [
+        (150, 1, 100, 10**9, 0.134),  # NVIDIA/nccl-tests#22: eight V100 a node, 60 Gbps by rings
+        (200, 8, 100, 8 * 10**9, 1.875 * 8 / 161),  # #153: eight H800 a node, busbw 161 GB/s
+    ],
+)
+def test_two_nodes_that_are_only_described_may_send_half(
+    inside_gb_s: int, nics: int, nic_gbps: int, size: int, true_s: float
+) -> None:
+    where = Cluster(
+        name="described",
+        nodes=4,
+        devices_per_node=DEVICES,
+        inside=Inside(kind="switch", rate_bps=inside_gb_s * 8e9),
+        nics=Nics(per_node=nics, rate_bps=nic_gbps * 1e9),
+    )
+    said = library_time("allreduce", where, size, 16)
+    assert said.low_s <= true_s <= said.high_s
+    of_more = library_time("allreduce", where, size, 32)
+    assert of_more.high_s / of_more.low_s < said.high_s / said.low_s
+
+
+def test_a_file_may_say_that_a_tree_of_two_nodes_sends_half() -> None:
+    found = a_fit(BALANCED, (8, 16), is_described=True)
+    assert found.measured is not None
+    half = replace(found, measured=replace(found.measured, pair_share=0.0))
+    assert described(as_toml(half), "half.toml") == half
