@@ -762,6 +762,38 @@ def test_a_little_shared_noise_beside_each_values_own_widens_a_forecast() -> Non
     assert sum(each.low <= truth <= each.high for each in found) >= 0.85 * len(found)
 
 
+@pytest.mark.parametrize(("delay", "power", "value"), [(30, 0.5, 0.55), (100, 1.0, 0.36)])
+def test_a_forecast_holds_the_truth_of_a_loss_that_falls_from_a_finite_height(
+    delay: int, power: float, value: float
+) -> None:
+    """A law without a delay was too soon: 1 of these 40 intervals held the truth."""
+    steps, found = np.arange(0, 1000, 2), []
+    for seed in range(20):
+        noise = np.exp(0.02 * np.random.default_rng(seed).standard_normal(len(steps)))
+        curve = curve_of(
+            metrics(steps, (0.2 + 2.5 * (1 + steps / delay) ** -power) * noise), "loss", "a"
+        )
+        found.append(reach(curve, read_goal(f"loss<={value}"), "a"))
+    truth = delay * ((2.5 / (value - 0.2)) ** (1 / power) - 1)
+    assert sum(each.low <= truth <= each.high for each in found) >= 0.8 * len(found)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_level_at_which_a_curve_may_flatten_is_short_of_the_goal(sign: int) -> None:
+    """The likeliest law may flatten past the goal, and a level below 0 lost its sign."""
+    steps, said = np.arange(0, 1000, 4), []
+    for seed in range(12):
+        noise = 0.1 * np.random.default_rng(seed).standard_normal(len(steps))
+        values = sign * (2.5 * (1 + steps / 30) ** -0.5 + noise - 0.5)
+        goal = "loss<=-0.3" if sign > 0 else "loss>=0.3"
+        try:
+            reach(curve_of(metrics(steps, values), "loss", "a"), read_goal(goal), "a")
+        except UsageError as refused:
+            said += re.findall(r"may flatten at (\S+),", str(refused))
+    assert said
+    assert all(-0.3 <= sign * float(level) <= -0.1 for level in said)
+
+
 @pytest.mark.parametrize(("count", "goal"), [(300, "loss<=0.45"), (600, "loss<=0.25")])
 @pytest.mark.parametrize("noise", [0.0, 0.01])
 def test_a_curve_that_is_no_power_law_has_no_forecast(count: int, goal: str, noise: float) -> None:
