@@ -34,6 +34,7 @@ from fullwire.findings.targets import (
     CriticalContradictsRuns,
     CriticalFromNoise,
     CriticalFromRuns,
+    CurveWasCleaned,
     StepLengthUnsure,
 )
 from fullwire.report.as_data import whatif_object, write_whatif_csv
@@ -869,6 +870,49 @@ def test_a_question_that_cannot_be_answered_is_refused(
     small, large = jobs
     with pytest.raises(UsageError, match=said):
         fw.whatif(small, target=GOAL, curve=large, bandwidth="1Gbps", **asked)
+
+
+@pytest.mark.parametrize("target", ["loss", "loss=0.3", "loss == 0.3", "loss <= 0,3"])
+def test_a_target_that_was_meant_as_a_metric_is_told_how_to_write_it(
+    jobs: tuple[Run, Run], target: str
+) -> None:
+    """A plain number was asked for."""
+    with pytest.raises(UsageError, match=r"expected a metric and its value, like loss<=0\.3, got"):
+        fw.whatif(jobs[0], target=target, curve=jobs[1], bandwidth="1Gbps")
+
+
+def test_a_goal_may_have_the_sign_of_print() -> None:
+    assert read_goal("loss \u2264 0.3") == read_goal("loss<=0.3")
+    assert read_goal("acc\u22650.3") == read_goal("acc>=0.3")
+
+
+@pytest.mark.parametrize(
+    ("repeated", "not_numbers", "said"),
+    [
+        (1, 0, "1 value with a later one at the same step, or given up by a restart."),
+        (0, 2, "loss: 2 values that are no number."),
+        (3, 1, "given up by a restart, and 1 value that is no number."),
+    ],
+)
+def test_only_the_values_that_were_left_out_are_told(
+    repeated: int, not_numbers: int, said: str
+) -> None:
+    """Fifteen repeated values were told with `0 are no number. Both are left out`."""
+    told = CurveWasCleaned(run="a", metric="loss", repeated=repeated, not_numbers=not_numbers)
+    assert sentence(told).startswith("a: left out of loss: ")
+    assert sentence(told).endswith(said)
+
+
+def test_a_loss_that_begins_beyond_a_goal_and_leaves_it_does_not_reach_it_by_its_first_value() -> (
+    None
+):
+    """One step was the answer: by noise, the first value of a falling loss was below 0.5."""
+    steps = np.arange(1, 601)
+    noise = 0.05 * np.random.default_rng(0).standard_normal(len(steps))
+    values = 0.25 + 0.35 / np.sqrt(1 + steps / 30) + noise
+    values[0] = 0.47
+    with pytest.raises(UsageError, match="the metric stays, or moves away from it"):
+        reach(curve_of(metrics(steps, values), "loss", "a"), read_goal("loss>=0.5"), "a")
 
 
 def test_words_of_a_metrics_target_are_refused_with_a_scaling_factor(

@@ -180,7 +180,9 @@ def _crossing_of(curve: Curve, goal: Goal) -> _Crossing | None:
     sure = _SURE_OF_DIP * max(_noise(steps, values) / np.sqrt(of_block), shared_s)
     if means[lowest] > wanted - sure:
         return None
-    return _crossing_at(steps, values, wanted, _parting(values[: ends[lowest + 1]], wanted))
+    place = _parting(values[: ends[lowest + 1]], wanted)
+    begins_there = lowest == 0 and place < _FEWEST  # and moves away
+    return None if begins_there else _crossing_at(steps, values, wanted, place)
 
 
 def _parting(values: Floats, wanted: float) -> int:
@@ -467,7 +469,7 @@ def _extended(curve: Curve, is_least: bool) -> _Extended | None:
     level = means.min() - span * _LEVELS
     late_steps, shared = np.maximum(steps[late], 1.0), _shared(steps, values)
     laws = _Laws(
-        shapes=_shape(times, delay[:, None], power[:, None]),
+        shapes=_shape(times, delay[:, None], power[:, None], float(times[-1])),
         heights=means[None, :] - level[:, None],
         usual=np.where(delay == 0, 1.0, _OF_DELAY),
         counts=counts,
@@ -484,9 +486,8 @@ def _extended(curve: Curve, is_least: bool) -> _Extended | None:
     # With a delay, a power law comes near any curve that falls, and does not tell how it goes on.
     plain = replace(laws, shapes=laws.shapes[delay == 0], usual=laws.usual[delay == 0])
     weight = np.stack([fit.weight for fit in fits])
-    kept = np.nonzero(weight > _LEAST_WEIGHT * weight.max())
+    kept = _, of_shape, of_level = np.nonzero(weight > _LEAST_WEIGHT * weight.max())
     weight, scale = weight[kept], np.stack([fit.scale for fit in fits])[kept]
-    _, of_shape, of_level = kept
     return _Extended(
         level=level[of_level],
         scale=scale,
@@ -498,9 +499,8 @@ def _extended(curve: Curve, is_least: bool) -> _Extended | None:
     )
 
 
-def _shape(times: Floats, delay: Floats, power: Floats, last: float | None = None) -> Floats:
+def _shape(times: Floats, delay: Floats, power: Floats, last: float) -> Floats:
     """Return the height of power laws above their level, in relation to that at the last time."""
-    last = times[-1] if last is None else last
     return np.asarray(((times + delay) / (last + delay)) ** -power)
 
 
@@ -566,7 +566,7 @@ def _forecast(curve: Curve, goal: Goal) -> Reach | _Refused:
     gets_there = found.level < wanted
     if float(found.weight[~gets_there].sum()) > MOST_NOT_REACHING:
         flat = found.level[np.argmax(np.where(gets_there, 0.0, found.weight))]
-        flat = flat if goal.is_least else -flat
+        flat *= 1 if goal.is_least else -1
         return _Refused(
             f" by {curve.unit} {last:.0f}. The curve may flatten at {flat:.3g}, before it gets "
             "there",
