@@ -1568,8 +1568,9 @@ def test_a_codec_whose_steps_nobody_measured_is_never_the_best(jobs: tuple[Run, 
     assert table.to_target.front() == table.to_target.soonest(3) == [1]
     [soonest, *_] = table.reaching
     assert "powersgd:rank=2" in sentence(soonest)
-    with pytest.raises(UsageError, match="powersgd:rank=1: it has no time to the target"):
+    with pytest.raises(UsageError, match="powersgd:rank=1: it has no time to the target") as said:
         with_codecs(jobs, "powersgd:rank=1")
+    assert str(said.value).endswith("Of powersgd:rank=2 it is known")
 
 
 def test_a_codec_costs_a_single_worker_no_steps(jobs: tuple[Run, Run]) -> None:
