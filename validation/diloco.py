@@ -4,8 +4,8 @@
 
 A row is a model, the time of its step without waiting, and a method. A cell is the least rate at
 which workers compute for 50 to 99 % of the time. The papers try the rates of logspace(-1, 3, 50)
-Gbit/s, so a cell is a place on that grid, or `1000.0+` beyond it. The last line is JSON: the
-cells, those predicted exactly, and those within one place.
+Gbit/s, so a cell is a place on that grid, or `1000.0+` beyond it. Cells such as n/a are left out.
+The last line is JSON: the cells, those predicted exactly, and those within one place.
 
 Columns: `model` (10B, or a name), `step_s`, `method`, `cu50_gbps` to `cu99_gbps`; optional are
 `params_B`, `layers` and `H`. Methods that this model does not describe are named and left out. Only
@@ -15,6 +15,7 @@ the published table renews `results/diloco.json`.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ TABLE = "accuracy/streaming_diloco_table4.csv"
 COLUMN = re.compile(r"cu(\d+)_gbps")
 _NUMBER = r"(\d[\d,]*(?:\.\d*)?)"
 BEYOND_GRID = re.compile(rf">\s*{_NUMBER}\+?|{_NUMBER}\+")
+BELOW_GRID = re.compile(r"<=?\s*(\d+\.\d*[1-9]\d*)")
 _HALF_A_PLACE = float((GRID_GBPS[1] / GRID_GBPS[0]) ** 0.5)
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([BMT])\b", re.IGNORECASE)
 UNIT = {"m": 1e6, "b": 1e9, "t": 1e12}
@@ -60,7 +62,7 @@ def outer_of(row: tables.Row) -> Outer | None:
         return None
     named = None if asked is None or not asked[1] else int(asked[1])
     usual = USUAL_H if named is None else named
-    every = usual if row["H"] == "-" else row.number("H", otherwise=usual)
+    every = row.number("H", otherwise=usual)
     if named is not None and every != named:
         raise row.damaged(f"H: expected {named}, as the method {row['method']} says, got {every:g}")
     if every != round(every):
@@ -72,14 +74,14 @@ def size_of(row: tables.Row) -> tuple[float, int]:
     """Return the parameters and the layers of a row's model."""
     model = row["model"]
     said = SIZE.search(model)
-    if row["params_B"]:
-        parameters = row.number("params_B") * 1e9
+    if billions := row.number("params_B", otherwise=0):
+        parameters = billions * 1e9
     elif said is not None:
         parameters = float(said[1]) * UNIT[said[2].lower()]
     else:
         raise row.damaged(f"expected params_B, or a size such as 10B in model, got {model!r}")
-    if row["layers"]:
-        return parameters, max(1, round(row.number("layers")))
+    if depth := row.number("layers", otherwise=0):
+        return parameters, max(1, round(depth))
     known = [layers for word, layers in LAYERS.items() if word in model.lower()]
     if known:
         return parameters, known[0]
@@ -89,7 +91,15 @@ def size_of(row: tables.Row) -> tuple[float, int]:
 
 
 def place_of(row: tables.Row, column: str) -> int:
-    """Return the place of a printed rate on the grid; `1000.0+` or `>1000` is beyond it."""
+    """Return the place of a printed rate on the grid; `1000.0+` or `>1000` is beyond it.
+
+    `<0.1` is the first place: the lowest rate of the grid is enough.
+    """
+    below = BELOW_GRID.fullmatch(row[column])
+    if below is not None and abs(math.log(float(below[1]) / GRID_GBPS[0])) < math.log(
+        _HALF_A_PLACE
+    ):
+        return 0
     beyond = BEYOND_GRID.fullmatch(row[column])
     if beyond is None:
         rate_gbps = row.number(column)
@@ -110,7 +120,7 @@ def shares_of(row: tables.Row) -> dict[str, float]:
     shares = {}
     for name in row.cells:
         asked = COLUMN.fullmatch(name)
-        if asked is None or not row[name]:
+        if asked is None or not row[name] or tables.NOTHING.fullmatch(row[name]):
             continue
         shares[name] = int(asked[1]) / 100
         if not 0 < shares[name] < 1:

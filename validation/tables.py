@@ -1,9 +1,14 @@
-"""Tables that others published, as CSV: a refusal names the file and the line."""
+"""Tables that others published, as CSV: a refusal names the file and the line.
+
+Spreadsheets write semicolons or tabs in place of commas, and commas between thousands.
+"""
 
 from __future__ import annotations
 
 import csv
+import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +16,9 @@ from pathlib import Path
 
 from fullwire.errors import DamagedInput, UsageError
 
+NOTHING = re.compile(r"[-\u2010-\u2015.?]+|n/?a|nan|none|null", re.IGNORECASE)  # in a cell
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?")
+_DELIMITERS = ",;\t"
 PUBLISHED = (Path(__file__).resolve().parents[2] / "shared" / "data").resolve()  # may be a link
 
 
@@ -24,6 +32,7 @@ class Row:
     path: Path
     line: int
     cells: Mapping[str, str]
+    has_thousands: bool = True  # a comma between digits; with semicolons it may be a decimal one
 
     def __getitem__(self, column: str) -> str:
         return self.cells.get(column.casefold(), "")
@@ -31,12 +40,13 @@ class Row:
     def number(
         self, column: str, *, otherwise: float | None = None, may_be_zero: bool = False
     ) -> float:
-        """Return a number above 0; `otherwise` stands for an empty cell."""
+        """Return a number above 0; `otherwise` stands for an empty cell, or one such as n/a."""
         text = self[column]
-        if not text and otherwise is not None:
+        if otherwise is not None and (not text or NOTHING.fullmatch(text)):
             return otherwise
         try:
-            number = float(text)
+            is_long = self.has_thousands and _THOUSANDS.fullmatch(text)
+            number = float(text.replace(",", "") if is_long else text)
         except ValueError:
             number = math.nan
         if not (0 < number < math.inf or (may_be_zero and number == 0)):
@@ -53,7 +63,9 @@ def read(path: Path, columns: Sequence[str]) -> list[Row]:
     """Read a table that has these columns and maybe more."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
+            first = file.readline()
+            delimiter = max(_DELIMITERS, key=first.count)
+            reader = csv.DictReader(itertools.chain([first], file), delimiter=delimiter)
             heads = [head.strip() for head in reader.fieldnames or ()]
             folded = [head.casefold() for head in heads]
             if lacking := [name for name in columns if name.casefold() not in folded]:
@@ -71,7 +83,8 @@ def read(path: Path, columns: Sequence[str]) -> list[Row]:
                     problem = f"expected {len(heads)} cells, got {count}"
                     raise DamagedInput(path, problem, line=reader.line_num)
                 texts = [(cells[head] or "").strip() for head in reader.fieldnames or ()]
-                rows.append(Row(path, reader.line_num, dict(zip(folded, texts, strict=True))))
+                own = dict(zip(folded, texts, strict=True))
+                rows.append(Row(path, reader.line_num, own, has_thousands=delimiter != ";"))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:

@@ -203,6 +203,30 @@ def test_a_unit_that_says_what_it_counts_is_believed(
     assert [point.samples for point in curve] == pytest.approx(samples)
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("nothing", ["", "-", "N/A", "nan"])
+def test_tables_of_spreadsheets_are_read_as_plain_ones(
+    delimiter: str, nothing: str, tmp_path: Path
+) -> None:
+    """A spread that nobody measured, or a comma between thousands, refused the table."""
+    path = tmp_path / "points.csv"
+    rows = [("suite", "benchmark", "batch", "n", "olympic_mean", "std")]
+    for batch in (512, 1024, 2048):
+        shown = f"{batch}" if delimiter == ";" else f'"{batch:,}"'
+        rows.append(("1", "x", shown, nothing, f"{10 + batch / 100}", nothing))
+    path.write_text("\n".join(delimiter.join(cells) for cells in rows))
+    [curve] = reference_points.curves(path).values()
+    assert [point.batch for point in curve] == [512, 1024, 2048]
+    assert {(point.runs, point.spread) for point in curve} == {(1, 0)}
+
+
+def test_a_comma_that_may_be_a_decimal_one_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    path.write_text("suite;benchmark;batch;n;olympic_mean;std\n1;x;64;1;26,125;1\n")
+    with pytest.raises(DamagedInput, match="olympic_mean: expected a number above 0, got '26,125'"):
+        reference_points.curves(path)
+
+
 @pytest.mark.parametrize("rows", [("10,10,1", "30,30,3"), ("30,30,3", "10,10,1")])
 def test_rows_of_one_batch_are_one_point_by_their_runs(
     rows: tuple[str, str], tmp_path: Path

@@ -115,6 +115,57 @@ def test_the_trainings_own_step_counts_before_the_calls_of_log(tmp_path: Path) -
     assert metrics.step.tolist() == [10, 20, 3]
 
 
+def logged(column: bytes, values: list[float], first: bytes = b"") -> list[bytes]:
+    """Return rows of wandb in which a column stands beside a loss, a call of log each."""
+    rows = [
+        row(
+            item(b"_step", b"%d" % number),
+            item(column, b"%g" % value),
+            item(b"loss", b"%g" % (1 / (number + 1))),
+        )
+        for number, value in enumerate(values)
+    ]
+    return [first, *rows] if first else rows
+
+
+@pytest.mark.parametrize("column", [b"iter", b"train/step", b"Iteration", b"train.iters"])
+def test_a_column_that_counts_steps_counts_before_the_calls_of_log(
+    tmp_path: Path, column: bytes
+) -> None:
+    """A loss that was logged once in 500 steps seemed to fall 500 times as soon."""
+    file = a_wandb(tmp_path / "a.wandb", *logged(column, [0, 500, 1000, 1500, 1500, 2000]))
+    metrics = fw.read(file).metrics
+    assert set(metrics.name) == {"loss"}
+    assert metrics.step.tolist() == [0, 500, 1000, 1500, 1500, 2000]
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        (b"time/step", [3, 5, 2, 4, 3, 6]),  # lengths fall as often as they rise
+        (b"warmup_steps", [100] * 6),
+        (b"step", [0.5, 1, 1.5, 2, 2.5, 3]),  # these are no steps
+        (b"my_step", [0, 30, 60, 90, 120, 150]),  # only the script can say that these are steps
+        (b"tokens", [0, 512, 1024, 1536, 2048, 2560]),
+    ],
+)
+def test_another_column_counts_no_steps(tmp_path: Path, column: bytes, values: list[float]) -> None:
+    metrics = fw.read(a_wandb(tmp_path / "a.wandb", *logged(column, values))).metrics
+    assert metrics.rows(metrics.name == "loss").step.tolist() == list(range(6))
+    assert column.decode() in set(metrics.name)
+
+
+def test_the_step_metric_that_a_script_defines_counts_steps_and_no_epochs(tmp_path: Path) -> None:
+    def defined(name: bytes) -> bytes:  # a record of wandb's define_metric("*", step_metric=...)
+        inner = b"\x12\x01*\x22" + bytes([len(name)]) + name
+        return b"\x62" + bytes([len(inner)]) + inner
+
+    for column, steps in ((b"my_step", [0, 30, 60, 90, 120]), (b"epoch", [0, 1, 2, 3, 4])):
+        rows = logged(column, [0, 30, 60, 90, 120], first=defined(column))
+        metrics = fw.read(a_wandb(tmp_path / "a.wandb", *rows)).metrics
+        assert metrics.rows(metrics.name == "loss").step.tolist() == steps
+
+
 def test_numbers_that_are_none_stay_out(tmp_path: Path) -> None:
     file = a_wandb(
         tmp_path / "a.wandb",

@@ -113,6 +113,16 @@ def test_spreadsheets_tables_and_cells_beyond_the_grid_are_read(tmp_path: Path) 
     assert [those for _, those in rows] == [[0], [0]]
 
 
+def test_cells_without_a_value_and_below_the_grid_are_read(tmp_path: Path) -> None:
+    """One cell of a dash or n/a refused the table."""
+    path = tmp_path / "table.csv"
+    heads = "model,params_B,layers,step_s,method,H,cu50_gbps,cu99_gbps"
+    rows = "10B,n/a,-,0.8,diloco,N/A,1.7,\u2014\n10B,10,48,1000,diloco,100,<0.1,NaN\n"
+    path.write_text(f"{heads}\n{rows}")
+    rows_off, _ = diloco.offsets(path)
+    assert [those for _, those in rows_off] == [[0], [0]]
+
+
 def test_the_names_of_columns_count_in_any_case(tmp_path: Path) -> None:
     """The steps in a column `h` were passed over, and 100 stood for them."""
     path = tmp_path / "table.csv"

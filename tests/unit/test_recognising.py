@@ -138,6 +138,11 @@ PROCESS = '{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "NAME"
         ("x.json", PROCESS.replace("NAME", "/job:localhost/replica:0"), "timeline of JAX or Tens"),
         ("x.json", PROCESS.replace("NAME", "/device:TPU:0"), "timeline of JAX or Tensor.*nothing"),
         ("x.sqlite", b"SQLite format 3\0", "an SQLite database, such as Nsight .*: not read"),
+        (
+            "mlflow.db",
+            b"SQLite format 3\0",
+            "a database of MLflow: not read; `fullwire record`",
+        ),
         ("job.nsys-rep", b"\x01\x02\x03", "a report of Nsight: not read"),
         (
             "topo.xml",

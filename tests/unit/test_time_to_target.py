@@ -34,6 +34,7 @@ from fullwire.findings.targets import (
     CriticalContradictsRuns,
     CriticalFromNoise,
     CriticalFromRuns,
+    CurveWasCleaned,
     StepLengthUnsure,
 )
 from fullwire.report.as_data import whatif_object, write_whatif_csv
@@ -762,6 +763,38 @@ def test_a_little_shared_noise_beside_each_values_own_widens_a_forecast() -> Non
     assert sum(each.low <= truth <= each.high for each in found) >= 0.85 * len(found)
 
 
+@pytest.mark.parametrize(("delay", "power", "value"), [(30, 0.5, 0.55), (100, 1.0, 0.36)])
+def test_a_forecast_holds_the_truth_of_a_loss_that_falls_from_a_finite_height(
+    delay: int, power: float, value: float
+) -> None:
+    """A law without a delay was too soon: 1 of these 40 intervals held the truth."""
+    steps, found = np.arange(0, 1000, 2), []
+    for seed in range(20):
+        noise = np.exp(0.02 * np.random.default_rng(seed).standard_normal(len(steps)))
+        curve = curve_of(
+            metrics(steps, (0.2 + 2.5 * (1 + steps / delay) ** -power) * noise), "loss", "a"
+        )
+        found.append(reach(curve, read_goal(f"loss<={value}"), "a"))
+    truth = delay * ((2.5 / (value - 0.2)) ** (1 / power) - 1)
+    assert sum(each.low <= truth <= each.high for each in found) >= 0.8 * len(found)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_level_at_which_a_curve_may_flatten_is_short_of_the_goal(sign: int) -> None:
+    """The likeliest law may flatten past the goal, and a level below 0 lost its sign."""
+    steps, said = np.arange(0, 1000, 4), []
+    for seed in range(12):
+        noise = 0.1 * np.random.default_rng(seed).standard_normal(len(steps))
+        values = sign * (2.5 * (1 + steps / 30) ** -0.5 + noise - 0.5)
+        goal = "loss<=-0.3" if sign > 0 else "loss>=0.3"
+        try:
+            reach(curve_of(metrics(steps, values), "loss", "a"), read_goal(goal), "a")
+        except UsageError as refused:
+            said += re.findall(r"may flatten at (\S+),", str(refused))
+    assert said
+    assert all(-0.3 <= sign * float(level) <= -0.1 for level in said)
+
+
 @pytest.mark.parametrize(("count", "goal"), [(300, "loss<=0.45"), (600, "loss<=0.25")])
 @pytest.mark.parametrize("noise", [0.0, 0.01])
 def test_a_curve_that_is_no_power_law_has_no_forecast(count: int, goal: str, noise: float) -> None:
@@ -837,6 +870,49 @@ def test_a_question_that_cannot_be_answered_is_refused(
     small, large = jobs
     with pytest.raises(UsageError, match=said):
         fw.whatif(small, target=GOAL, curve=large, bandwidth="1Gbps", **asked)
+
+
+@pytest.mark.parametrize("target", ["loss", "loss=0.3", "loss == 0.3", "loss <= 0,3"])
+def test_a_target_that_was_meant_as_a_metric_is_told_how_to_write_it(
+    jobs: tuple[Run, Run], target: str
+) -> None:
+    """A plain number was asked for."""
+    with pytest.raises(UsageError, match=r"expected a metric and its value, like loss<=0\.3, got"):
+        fw.whatif(jobs[0], target=target, curve=jobs[1], bandwidth="1Gbps")
+
+
+def test_a_goal_may_have_the_sign_of_print() -> None:
+    assert read_goal("loss \u2264 0.3") == read_goal("loss<=0.3")
+    assert read_goal("acc\u22650.3") == read_goal("acc>=0.3")
+
+
+@pytest.mark.parametrize(
+    ("repeated", "not_numbers", "said"),
+    [
+        (1, 0, "1 value with a later one at the same step, or given up by a restart."),
+        (0, 2, "loss: 2 values that are no number."),
+        (3, 1, "given up by a restart, and 1 value that is no number."),
+    ],
+)
+def test_only_the_values_that_were_left_out_are_told(
+    repeated: int, not_numbers: int, said: str
+) -> None:
+    """Fifteen repeated values were told with `0 are no number. Both are left out`."""
+    told = CurveWasCleaned(run="a", metric="loss", repeated=repeated, not_numbers=not_numbers)
+    assert sentence(told).startswith("a: left out of loss: ")
+    assert sentence(told).endswith(said)
+
+
+def test_a_loss_that_begins_beyond_a_goal_and_leaves_it_does_not_reach_it_by_its_first_value() -> (
+    None
+):
+    """One step was the answer: by noise, the first value of a falling loss was below 0.5."""
+    steps = np.arange(1, 601)
+    noise = 0.05 * np.random.default_rng(0).standard_normal(len(steps))
+    values = 0.25 + 0.35 / np.sqrt(1 + steps / 30) + noise
+    values[0] = 0.47
+    with pytest.raises(UsageError, match="the metric stays, or moves away from it"):
+        reach(curve_of(metrics(steps, values), "loss", "a"), read_goal("loss>=0.5"), "a")
 
 
 def test_words_of_a_metrics_target_are_refused_with_a_scaling_factor(
@@ -1492,8 +1568,9 @@ def test_a_codec_whose_steps_nobody_measured_is_never_the_best(jobs: tuple[Run, 
     assert table.to_target.front() == table.to_target.soonest(3) == [1]
     [soonest, *_] = table.reaching
     assert "powersgd:rank=2" in sentence(soonest)
-    with pytest.raises(UsageError, match="powersgd:rank=1: it has no time to the target"):
+    with pytest.raises(UsageError, match="powersgd:rank=1: it has no time to the target") as said:
         with_codecs(jobs, "powersgd:rank=1")
+    assert str(said.value).endswith("Of powersgd:rank=2 it is known")
 
 
 def test_a_codec_costs_a_single_worker_no_steps(jobs: tuple[Run, Run]) -> None:

@@ -33,6 +33,8 @@ OneOrMany: TypeAlias = Any  # a scalar, text with commas between values, a seque
 UNCOMPRESSED = "none"
 PLACEMENTS = ("packed", "scattered")
 MOST_VALUES = 1_000_000  # of one condition: a generator may never end
+# A sign, or a word that is no number.
+_LIKE_A_METRIC = re.compile(r"[<>=\u2264\u2265]|^(?!\s*(?:nan|inf))\s*[a-z_]", re.IGNORECASE)
 _PRICE = re.compile(
     rf"\s*([A-Za-z]{{3}}|[$€£¥])?\s*({NUMBER})\s*([A-Za-z]{{3}}|[$€£¥])?/device-hour\s*"
 )
@@ -81,8 +83,8 @@ class Asked:
 
     @property
     def is_metric(self) -> bool:
-        """Whether the target is a metric with its value."""
-        return isinstance(self.target, str) and ("<" in self.target or ">" in self.target)
+        """Whether the target is a metric with its value, or was meant as one."""
+        return isinstance(self.target, str) and _LIKE_A_METRIC.search(self.target) is not None
 
 
 def arguments_of(*records: type[DataclassInstance]) -> Callable[[Question], Question]:

@@ -28,6 +28,7 @@ from fullwire.answers.fragments import only_runnable, only_shown
 from fullwire.answers.samples_to_goal import Averaged, Evidence, evidence, own_work
 from fullwire.answers.subjects import Conditions, gradient_bytes, named
 from fullwire.collectives.cost import Floats
+from fullwire.compression.codec import CODECS
 from fullwire.compression.compressor import MoreSteps
 from fullwire.compression.method import FLOAT_BYTES
 from fullwire.convergence.batches import computing, excess
@@ -344,9 +345,12 @@ def _needed(known: Evidence, predictions: Predictions, batch: Floats, parameters
         notes.append(IdealCompression(ratios=ideal))
     unknown = tuple(sorted({codec.label for codec in codecs if not codec.is_free}))
     if unknown:
+        keys = sorted({label.partition(":")[0] for label in unknown} & CODECS.keys())
+        measured = tuple(f"{key}:{settings}" for key in keys for settings in CODECS[key].steps)
+        told = CodecStepsUnknown(codecs=unknown, measured=measured)
         if np.isnan(samples).all() and len(unknown) == len(predictions.axes["codec"]):
-            raise UsageError(sentence(CodecStepsUnknown(codecs=unknown)).removesuffix("."))
-        notes.append(CodecStepsUnknown(codecs=unknown))
+            raise UsageError(sentence(told).removesuffix("."))
+        notes.append(told)
     return _Needed(
         goal=known.goal,
         batch=batch,

@@ -25,7 +25,9 @@ from fullwire.run.centre import NORMAL_90
 from fullwire.run.run import Metrics, Whole
 from fullwire.units import NUMBER, shown
 
-_GOAL = re.compile(rf"\s*([^<>=]*[^\s<>=])\s*(<=|>=|<|>)\s*({NUMBER})\s*")
+_SIGNS = {"<=": True, "<": True, "\u2264": True, ">=": False, ">": False, "\u2265": False}
+_NO_SIGN = "<>=\u2264\u2265"
+_GOAL = re.compile(rf"\s*([^{_NO_SIGN}]*[^\s{_NO_SIGN}])\s*({'|'.join(_SIGNS)})\s*({NUMBER})\s*")
 FEWEST = 8  # values, for a forecast, or to hold their clock against that of the steps
 _SOURCES = "record --metric, fullwire.log, or a named group of import --pattern"
 _LIKE = 5  # values on each side of a fall of the steps, that are compared
@@ -205,7 +207,7 @@ def read_goal(text: str) -> Goal:
         raise UsageError(
             f"target: expected a metric and a finite value, like loss<=0.3, got {shown(text)}"
         )
-    return Goal(found[1], value, found[2].startswith("<"))
+    return Goal(found[1], value, _SIGNS[found[2]])
 
 
 def curve_of(metrics: Metrics, name: str, run: str) -> Curve:

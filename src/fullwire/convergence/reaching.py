@@ -10,9 +10,10 @@ these means tells its error, whatever noise neighbours share. A wider window has
 parabola fits less well: the one with the least error counts, and that does not depend on how long
 the recording went on.
 
-The forecast is a power law with an offset, `v = c + a t^-b`, fitted to means over stretches of time
-that grow. Early values say little about c, the level at which the curve flattens. So the forecast
-keeps every (b, c) with its weight, and refuses where they disagree about the goal.
+The forecast is a power law with an offset, `v = c + a (t + d)^-b`, fitted to means over stretches
+of time that grow. Early values say little about c, the level at which the curve flattens. A curve
+falls from a finite height, so it has a d above 0. One that falls late has a d below. The forecast
+keeps every (b, c, d) with its weight, and refuses where they disagree about the goal.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _POINTS = 1001
 _SIDE = 0.25  # of a window, by which its parabola is believed beyond the window
 _SURE_OF_DIP = 3.0  # standard errors
 _DIPS = 40  # blocks, of which one may be a dip
-_MISFIT = 5e-3  # of the curve's span: no training follows the law more closely
+_MISFIT = 3e-3  # of the curve's span: no training follows these laws more closely
 _SLOWEST = 2  # of the changes, in turns over the curve: the mean, and what the law follows
 _SHARES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0)  # of the noise, by neighbours
 _QUICKEST, _FADES = 0.7, 12  # of the shared noise, that fades from one value to the next
@@ -64,6 +65,9 @@ _CUT = 4.0  # standard deviations, beyond which a value is a spike
 _AT_PARABOLA = 9 / 4  # times the variance of a mean, in the middle of a parabola
 _POWERS = np.geomspace(0.1, 2.0, 100)
 _LEVELS = np.geomspace(1e-3, 3.0, 120)  # below the least value, in spans of the curve
+_DELAYS = (-0.03, 0.0, 0.01, 0.03, 0.06, 0.1)  # in recorded steps, the last one 1
+_OF_DELAY = 0.01  # the weight of a law with a delay, beside one without, before the curve is seen
+_LEAST_WEIGHT = 1e-7  # of a law, in relation to the likeliest: many goals are asked of few laws
 
 
 class _Crossing(NamedTuple):
@@ -176,7 +180,9 @@ def _crossing_of(curve: Curve, goal: Goal) -> _Crossing | None:
     sure = _SURE_OF_DIP * max(_noise(steps, values) / np.sqrt(of_block), shared_s)
     if means[lowest] > wanted - sure:
         return None
-    return _crossing_at(steps, values, wanted, _parting(values[: ends[lowest + 1]], wanted))
+    place = _parting(values[: ends[lowest + 1]], wanted)
+    begins_there = lowest == 0 and place < _FEWEST  # and moves away
+    return None if begins_there else _crossing_at(steps, values, wanted, place)
 
 
 def _parting(values: Floats, wanted: float) -> int:
@@ -436,13 +442,14 @@ def _noises_of(off: Floats, slowest: int = _SLOWEST) -> list[_Noise]:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Extended:
-    """The power laws that go on from a curve: v = level + scale (t / last)^-power."""
+    """The power laws of a curve: v = level + scale ((t + delay) / (last + delay))^-power."""
 
     level: Floats
     scale: Floats
     power: Floats
+    delay: Floats
     weight: Floats  # adds up to 1
-    misses: float  # of the best one, at the means: standard deviation, in spans of the curve
+    misses: float  # of the best one without a delay, at the means: deviation, in spans of the curve
     last: float  # the middle of the last stretch, in steps
 
 
@@ -457,36 +464,52 @@ def _extended(curve: Curve, is_least: bool) -> _Extended | None:
     span = float(means[0] - means[-1])
     if not span > 2 * scatter or span <= 0:
         return None
-    power, below = (values.reshape(-1) for values in np.meshgrid(_POWERS, _LEVELS))
+    delay, power = (grid.reshape(-1) for grid in np.meshgrid(_DELAYS, _POWERS))
+    delay = delay * steps[-1]
+    level = means.min() - span * _LEVELS
     late_steps, shared = np.maximum(steps[late], 1.0), _shared(steps, values)
     laws = _Laws(
-        shapes=(times[None, :] / times[-1]) ** -power[:, None],
-        heights=(means - means.min())[None, :] + span * below[:, None],
+        shapes=_shape(times, delay[:, None], power[:, None], float(times[-1])),
+        heights=means[None, :] - level[:, None],
+        usual=np.where(delay == 0, 1.0, _OF_DELAY),
         counts=counts,
         least=(_MISFIT * span) ** 2,
         # The law is wrong by as much as it misses beyond what noise explains.
         noise=float(np.square(_noise(steps[late], values[late])) * np.mean(1 / counts))
         + float(np.mean([shared.deviation(count) ** 2 for count in counts.tolist()])),
     )
-    level = means.min() - span * below
     first = laws.fitted(_ALONE)  # a fit tells the noise, and the noise weighs the next fits
-    best = first.best
-    law = first.scale[best] * (late_steps / times[-1]) ** -power[best]
-    fits = [laws.fitted(noise) for noise in _noises_of(values[late] - level[best] - law)]
+    shape, at = first.best
+    law = first.scale[first.best] * _shape(late_steps, delay[shape], power[shape], times[-1])
+    noises = _noises_of(values[late] - level[at] - law)
+    fits = [laws.fitted(noise) for noise in noises]
+    # With a delay, a power law comes near any curve that falls, and does not tell how it goes on.
+    plain = replace(laws, shapes=laws.shapes[delay == 0], usual=laws.usual[delay == 0])
+    weight = np.stack([fit.weight for fit in fits])
+    kept = _, of_shape, of_level = np.nonzero(weight > _LEAST_WEIGHT * weight.max())
+    weight, scale = weight[kept], np.stack([fit.scale for fit in fits])[kept]
     return _Extended(
-        level=np.tile(level, len(fits)),
-        scale=np.concatenate([fit.scale for fit in fits]),
-        power=np.tile(power, len(fits)),
-        weight=np.concatenate([fit.weight for fit in fits]) / len(fits),
-        misses=fits[len(fits) // 2].misses / span,
+        level=level[of_level],
+        scale=scale,
+        power=power[of_shape],
+        delay=delay[of_shape],
+        weight=weight / weight.sum(),
+        misses=plain.fitted(noises[len(noises) // 2]).misses / span,
         last=float(times[-1]),
     )
 
 
+def _shape(times: Floats, delay: Floats, power: Floats, last: float) -> Floats:
+    """Return the height of power laws above their level, in relation to that at the last time."""
+    return np.asarray(((times + delay) / (last + delay)) ** -power)
+
+
 class _Fitted(NamedTuple):
+    """Laws of each shape in rows, and each level in columns."""
+
     scale: Floats
-    weight: Floats  # of each law, adds up to 1
-    best: int
+    weight: Floats  # adds up to 1
+    best: tuple[int, int]
     misses: float  # of the best one
 
 
@@ -494,8 +517,9 @@ class _Fitted(NamedTuple):
 class _Laws:
     """The means of a curve, and the shapes that they may have."""
 
-    shapes: Floats  # a row for each law
-    heights: Floats  # of the means above the level of each law
+    shapes: Floats  # a row for each
+    heights: Floats  # of the means above each level
+    usual: Floats  # the weight of each shape before the curve is seen
     counts: Floats
     least: float  # the variance that no training falls below
     noise: float  # the variance of the means by noise
@@ -504,10 +528,11 @@ class _Laws:
         """Weigh the laws as this noise tells."""
         apart, share = noise.apart(self.counts)
         fitted, left = ((rows * np.sqrt(share)) @ apart.T for rows in (self.shapes, self.heights))
-        scale = (fitted * left).sum(axis=1) / np.square(fitted).sum(axis=1)
-        squares = np.square(left - scale[:, None] * fitted).sum(axis=1)
-        best, count = int(np.argmin(squares)), len(self.counts)
-        off = self.heights[best] - scale[best] * self.shapes[best]
+        of_shape = np.square(fitted).sum(axis=1)[:, None]
+        scale = fitted @ left.T / of_shape
+        squares = np.maximum(np.square(left).sum(axis=1) - np.square(scale) * of_shape, 0.0)
+        best, count = divmod(int(np.argmin(squares)), len(left)), len(self.counts)
+        off = self.heights[best[1]] - scale[best] * self.shapes[best[0]]
         squared = float(share @ np.square(off)) / float(share.sum())
         misses = max(squared - _OF_NOISE * self.noise, 0.0)
         # Neighbours that miss alike tell less than their number.
@@ -515,7 +540,7 @@ class _Laws:
         shared = float(off[1:] @ off[:-1] / max(off @ off, 1e-300)) if misses > self.least else 0.0
         told = (1 - max(shared, 0.0)) / (1 + max(shared, 0.0))
         likely = -told * (count - 3) / 2 * np.log(squares + self.least * count)
-        weight = np.exp(likely - likely.max())
+        weight = np.exp(likely - likely.max()) * self.usual[:, None]
         return _Fitted(scale, weight / weight.sum(), best, misses**0.5)
 
 
@@ -540,15 +565,16 @@ def _forecast(curve: Curve, goal: Goal) -> Reach | _Refused:
     last = float(curve.steps[-1])
     gets_there = found.level < wanted
     if float(found.weight[~gets_there].sum()) > MOST_NOT_REACHING:
-        flat = found.level[np.argmax(found.weight)]
+        flat = found.level[np.argmax(np.where(gets_there, 0.0, found.weight))]
+        flat *= 1 if goal.is_least else -1
         return _Refused(
-            f" by {curve.unit} {last:.0f}. The curve may flatten at {abs(flat):.3g}, before it "
-            "gets there",
+            f" by {curve.unit} {last:.0f}. The curve may flatten at {flat:.3g}, before it gets "
+            "there",
             says_later=True,
         )
-    needed = found.last * (found.scale[gets_there] / (wanted - found.level[gets_there])) ** (
-        1 / found.power[gets_there]
-    )
+    times = found.scale[gets_there] / (wanted - found.level[gets_there])
+    delay = found.delay[gets_there]
+    needed = (found.last + delay) * times ** (1 / found.power[gets_there]) - delay
     order = np.argsort(needed)
     reached = np.cumsum(found.weight[gets_there][order])
     ends = np.interp((0.5, 0.05, 0.95), reached / reached[-1], np.log(needed[order]))

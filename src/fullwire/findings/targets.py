@@ -10,7 +10,8 @@ class Setting(Finding):
 
     template = (
         "{conditions:list}: {time_s:duration} ({low_s:duration} to {high_s:duration}), "
-        "{steps:,.0f} steps of batch {batch:,.0f}, {device_hours:number} device-hours{cost}"
+        "{steps:,.0f} {whole_steps:step|steps} of batch {batch:,.0f}, "
+        "{device_hours:number} device-hours{cost}"
     )
 
     conditions: tuple[str, ...]
@@ -21,6 +22,11 @@ class Setting(Finding):
     batch: float
     device_hours: float
     cost: str
+
+    @property
+    def whole_steps(self) -> int:
+        """Return the steps as they are shown."""
+        return round(self.steps)
 
 
 class Soonest(Finding):
@@ -170,10 +176,11 @@ class CodecStepsUnknown(Finding):
 
     template = (
         "{codecs:list}: {codecs:it has|they have} no time to the target. Nobody measured how many "
-        "more steps {codecs:its|their} errors cost."
+        "more steps {codecs:its|their} errors cost.{measured:? Of {measured:and} it is known.}"
     )
 
     codecs: tuple[str, ...]
+    measured: tuple[str, ...]  # the same compressors with other settings
 
 
 class IdealCompression(Finding):
@@ -286,14 +293,20 @@ class CurveWasCleaned(Finding):
     """Some values of a metric were given up by a restart, reported twice, or are no number."""
 
     template = (
-        "{run}: of {metric}, {repeated:,} {repeated:value was|values were} given up by a restart "
-        "or reported again, and {not_numbers:,} {not_numbers:is|are} no number. Both are left out."
+        "{run}: left out of {metric}: {repeated:?{repeated:,} {repeated:value|values} with a later "
+        "one at the same step, or given up by a restart}{has_both:?, and }"
+        "{not_numbers:?{not_numbers:,} {not_numbers:value that is|values that are} no number}."
     )
 
     run: str
     metric: str
     repeated: int
     not_numbers: int
+
+    @property
+    def has_both(self) -> bool:
+        """Return whether values were left out for both reasons."""
+        return self.repeated > 0 and self.not_numbers > 0
 
 
 class CurveIsLostLater(Finding):

@@ -276,6 +276,12 @@ _KINDS = (
         ends=(".nsys-rep", ".qdrep", ".ncu-rep"),
         instead="record the job with the PyTorch profiler, or with `fullwire record`",
     ),
+    _Unread(
+        "a database of MLflow",
+        ends=("mlflow.db",),
+        instead="`fullwire record` keeps the metrics of a job. A folder mlruns is read: "
+        "MLFLOW_TRACKING_URI=mlruns MLFLOW_ALLOW_FILE_STORE=true writes one",
+    ),
     _Unread("an SQLite database, such as Nsight Systems exports", rb"SQLite format 3\0"),
     _Unread("a profile of perf (perf.data)", rb"PERFILE2|2ELIFREP"),
     _Unread("a trace of Windows (.etl)", ends=(".etl",)),

@@ -5,9 +5,13 @@
 After a head of 7 bytes, the file is a log of LevelDB: blocks of 32 KiB hold pieces of records, each
 behind its checksum (CRC-32), length and kind. A record is a message. One row of the history has a
 number for each metric, and `_step` and `_timestamp`. wandb's `_step` counts the calls of `log`. A
-column `global_step` has the training's own steps, as `trainer/global_step` of Lightning and
-`train/global_step` of Hugging Face: where a row has one, it is its step. All else, such as the
-configuration and the host's own counters, is passed over.
+column with the training's own steps counts before it:
+
+- `global_step`, also `trainer/global_step` of Lightning and `train/global_step` of Hugging Face;
+- `step`, `iter` and `iteration`, if they are whole numbers that rise;
+- a column such as `my_step` that rises, if the script named it in `define_metric(step_metric=...)`.
+
+All else, such as the configuration and the host's own counters, is passed over.
 """
 
 from __future__ import annotations
@@ -16,8 +20,10 @@ import math
 import re
 import struct
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from contextlib import suppress
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -45,9 +51,13 @@ _MOST_ROWS = 10_000_000
 _MOST_COLUMNS = 4096  # of a row
 _NO_JSON = re.compile(NO_NUMBER.encode())
 _LATEST_S = 9e9  # the year 2255: later nanoseconds are no int64
-_OWN_STEP = re.compile(r"(?:.*[./])?global_step")  # parts of a nested name have points between
+# Parts of a nested name have points between. A step metric may count epochs or tokens instead.
+_GLOBAL_STEP = re.compile(r"(?:.*[./])?global_step")
+_STEPS = re.compile(r"(?:.*[./])?(?:steps?|iter(?:ation)?s?)", re.IGNORECASE)
+_OF_STEPS = re.compile(r"(?:.*[./_ -])?(?:steps?|iter(?:ation)?s?)", re.IGNORECASE)
+_ROWS_TO_TELL = 1000  # which columns count steps
 # Numbers of fields: of a record, of its history, of an item, and of the item's step.
-_HISTORY, _ITEM, _STEP = 2, 1, 2
+_HISTORY, _METRIC, _ITEM, _STEP, _STEP_METRIC = 2, 12, 1, 2, 4
 _KEY, _NESTED_KEY, _JSON = 1, 2, 16
 
 
@@ -62,19 +72,50 @@ def read_wandb(paths: Sequence[Path]) -> Run:
     """Read the history of an offline run as the metrics of a run."""
 
     def rows_in(file: BinaryIO) -> Iterator[Iterator[MetricRow]]:
-        for number, row in enumerate(islice(_history(file), _MOST_ROWS)):
-            yield _metrics(row, number)
+        defined, usual = _counters(file)
+        file.seek(0)
+        for number, row in enumerate(islice(_history(file, set()), _MOST_ROWS)):
+            at_global = [name for name in row if _GLOBAL_STEP.fullmatch(name)]
+            yield _metrics(row, number, [*defined, *at_global, *usual])
 
     return read_metrics(
         paths, rows_in, wanted="metrics", piece="record", without="its history is empty"
     )
 
 
-def _history(file: BinaryIO) -> Iterator[dict[str, object]]:
-    """Yield the rows of the history, their values read from JSON."""
+def _counters(file: BinaryIO) -> tuple[list[str], list[str]]:
+    """Return the columns that count steps: those that the script defined so, and others."""
+    named: set[str] = set()
+    values: dict[str, list[float]] = defaultdict(list)
+    with suppress(BrokenMessageError):  # damage: the rows before it tell
+        for row in islice(_history(file, named), _ROWS_TO_TELL):
+            for name, value in row.items():
+                if _OF_STEPS.fullmatch(name) and isinstance(value, int | float):
+                    values[name].append(value)
+    counters = []
+    for name, own in values.items():
+        rises = sum(after > before for before, after in pairwise(own))
+        falls = sum(after < before for before, after in pairwise(own))
+        # They fall where each epoch begins anew. A length of a step falls as often as it rises.
+        if rises > 4 * falls and all(value % 1 == 0 for value in own):
+            counters.append(name)
+    defined = [name for name in counters if name in named]
+    return defined, [name for name in counters if _STEPS.fullmatch(name)]
+
+
+def _history(file: BinaryIO, step_metrics: set[str]) -> Iterator[dict[str, object]]:
+    """Yield the rows of the history, their values read from JSON; note the step metrics on the way.
+
+    A script defines a step metric when it begins, before the rows that have it.
+    """
     for record in _records(file):
         for number, history in fields(record):
-            if number != _HISTORY or not isinstance(history, bytes):
+            if not isinstance(history, bytes):
+                continue
+            if number == _METRIC:
+                own = dict(fields(history)).get(_STEP_METRIC)
+                step_metrics.add(own.decode(errors="replace") if isinstance(own, bytes) else "")
+            if number != _HISTORY:
                 continue
             row: dict[str, object] = {}
             for kind, field in fields(history):
@@ -142,17 +183,17 @@ def _item(message: bytes) -> tuple[str, object]:
         return name, None  # a text or a table
 
 
-def _metrics(row: dict[str, object], number: int) -> Iterator[MetricRow]:
-    """Yield step, name, value and time of the numbers in a row."""
+def _metrics(row: dict[str, object], number: int, counters: list[str]) -> Iterator[MetricRow]:
+    """Yield step, name, value and time of the numbers in a row; `counters` count its own steps."""
     step, time_s = row.get("_step", number), row.get("_timestamp", 0.0)
-    own = [row[name] for name in row if _OWN_STEP.fullmatch(name)]
-    step = int(own[0]) if own and isinstance(own[0], int | float) and own[0] % 1 == 0 else step
+    own = next((row[name] for name in counters if name in row), None)
+    step = int(own) if isinstance(own, int | float) and own % 1 == 0 else step
     if not isinstance(step, int) or not -(2**63) <= step < 2**63:
         raise BrokenMessageError("a row whose step is no whole number")
     if not isinstance(time_s, int | float) or not 0 <= time_s < _LATEST_S:
         raise BrokenMessageError("a row whose time is no number of seconds")
     for name, value in row.items():
-        if name.startswith("_") or _OWN_STEP.fullmatch(name):
+        if name.startswith("_") or name in counters:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
