@@ -1065,6 +1065,26 @@ def test_a_value_that_is_fixed_need_not_keep_to_the_habits_of_the_search() -> No
     assert best(tp=8, tp_overlap=1, pp=1, microbatch=1).exposed.tp_s < shown
 
 
+def test_layers_that_are_computed_again_are_whole_ones() -> None:
+    asked: dict[str, Any] = {"cluster": "p3dn", "nodes": 5, "global_batch": 64}
+    asked |= {"seq": 32768, "precision": "fp16", "top": 1000}
+    partly = [
+        one
+        for one in fw.plan("llama3-8b", **asked, fix="cp=2,recompute=full,tp=4").plans
+        if one.recompute_layers is not None
+    ]
+    assert {one.pp for one in partly} == {5}  # a stage has seven layers
+    for one in partly:
+        degrees = {name: getattr(one, name) for name in ("tp", "pp", "vpp", "dp", "cp", "zero")}
+        again = {**degrees, "microbatch": one.microbatch, "recompute_layers": one.recompute_layers}
+        again |= {"context": one.context_kind} | ({"shard": one.shard} if one.zero == 3 else {})
+        itself = fw.plan("llama3-8b", **asked, fix=again).best
+        assert (itself.step_s, itself.memory) == (one.step_s, one.memory)
+    asked |= {"cluster": "gb200-nvl72", "nodes": 2, "seq": 1024, "precision": "bf16"}
+    of_one_layer = fw.plan("llama3-8b", **asked, fix="pp=32,recompute=full").plans
+    assert {one.recompute_layers for one in of_one_layer} == {None}
+
+
 def test_ranks_that_share_an_expert_hold_less_of_it() -> None:
     def best(fixed: str) -> Planned:
         asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 8, "global_batch": 256}
