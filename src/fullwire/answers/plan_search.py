@@ -456,19 +456,19 @@ def calibration_of(
     logs, shares, unsure = [], [], []
     left_out: set[str] = set()
     least_s = _least_step_s(question)
-    for number, (fixed, measured_s, column) in enumerate(rows, start=2):
+    for line, fixed, measured_s, column in rows:
         if measured_s < least_s:
             raise DamagedInput(
                 path,
                 f"{column}: expected a step of {least_s:.3g} s or more: the products of a step "
                 f"take as long at the peak of {question.cluster.devices:,} devices, got "
                 f"{measured_s:.3g} s",
-                line=number,
+                line=line,
             )
         try:
             plans = _plans(question, fixed)
         except UsageError as error:
-            raise DamagedInput(path, str(error), line=number) from None
+            raise DamagedInput(path, str(error), line=line) from None
         priced, memory = _priced(question, plans), _held(question, plans)
         might = np.flatnonzero(memory.fits(question.device.memory_bytes))
         if not len(might):  # it ran, so the leanest did

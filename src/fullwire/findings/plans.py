@@ -123,6 +123,15 @@ class ColumnsPassedOver(Finding):
     columns: tuple[str, ...]
 
 
+class RowsPassedOver(Finding):
+    """The table of measured steps has rows that tell no time."""
+
+    template = "{lines:line|lines} {lines:list} of the measured steps {lines:tells|tell} no time"
+    is_assumption = True
+
+    lines: tuple[int, ...]
+
+
 class MeasuredFarOff(Finding):
     """A measured step is far from its price."""
 
