@@ -1120,6 +1120,18 @@ def test_layers_that_are_computed_again_are_whole_ones() -> None:
     assert {one.recompute_layers for one in of_one_layer} == {None}
 
 
+def test_the_table_shows_each_communication_that_the_sentence_below_it_tells(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: dict[str, Any] = {"cluster": "gb200-nvl72", "nodes": 2, "global_batch": 128}
+    result = fw.plan("llama3-8b", **asked, precision="nvfp4", top=1)
+    assert result.best.step_s / 200 < result.best.exposed.dp_s < 0.005
+    print_plan(result)
+    said = capsys.readouterr().out
+    assert "data parallelism 1%" in said
+    assert f"{result.best.exposed.dp_s:.2g} s" in said
+
+
 def test_ranks_that_share_an_expert_hold_less_of_it() -> None:
     def best(fixed: str) -> Planned:
         asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 8, "global_batch": 256}
