@@ -12,6 +12,7 @@ family or of an impossible size.
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -96,7 +97,10 @@ def read(path: Path) -> tuple[list[Measured], dict[str, int]]:
     """Return the rows that can be judged, and how many were refused for each reason."""
     rows: list[Measured] = []
     refused: dict[str, int] = {}
-    table = table_of(path.read_text(encoding="utf-8-sig", errors="replace"))
+    try:
+        table = table_of(path.read_text(encoding="utf-8-sig", errors="replace"))
+    except csv.Error as error:
+        raise UsageError(f"{path}: expected a table of runs: {error}") from None
     for needed in ({"gpu"}, {"model", "layers"}, {"step_time_s", "tokens_s_gpu"}):
         if not needed & set(table.names):
             raise UsageError(f"{path}: expected a column {' or '.join(sorted(needed))}")

@@ -488,6 +488,7 @@ def test_measured_steps_name_columns_as_tables_of_runs_do(tmp_path: Path) -> Non
         "tp,pp,dp,microbatch,step_time_s\n8.0,4.0,2,1.0,25500ms\n",
         "# of last week\ntp,pp,dp,microbatch,gpus,step_time_s\n#8,1,1,1,,9\n8,4,2,1,nan,25.5\n",
         'tp,pp,dp,microbatch,step_time_s\n8,4,2,1,"25,500ms"\n',
+        "# tp,pp,dp,microbatch,step_time_s\n8,4,2,1,25.5\n",
     ],
 )
 def test_measured_steps_are_read_as_people_and_programs_write_them(
@@ -499,6 +500,14 @@ def test_measured_steps_are_read_as_people_and_programs_write_them(
     plans = [fw.plan("llama3-70b", **ASKED, calibrate=each) for each in (plain, table)]
     assert plans[0].best == plans[1].best
     assert plans[0].assumed == plans[1].assumed
+
+
+def test_rows_of_measured_steps_may_have_numbers(tmp_path: Path) -> None:
+    table, steps_s = tmp_path / "measured.csv", set()
+    for first in ("1", "#1"):
+        table.write_text(f"our steps\n\n#,tp,pp,step_time_s\n{first},8,4,25.5\n")
+        steps_s.add(fw.plan("llama3-70b", **ASKED, calibrate=table, top=1).best.step_s)
+    assert len(steps_s) == 1
 
 
 def test_a_measured_row_without_a_time_is_passed_over_and_told(tmp_path: Path) -> None:

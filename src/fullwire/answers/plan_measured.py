@@ -132,19 +132,35 @@ def measured_steps(
 def table_of(text: str) -> Table:
     """Read a table as people and programs write it: between commas, semicolons or tabs.
 
-    The separator is the one that the heading has most of. Lines that begin with # are comments.
+    The heading is the first line that names a time. Other lines that begin with # are comments.
     """
-    told = (line for line in text.splitlines() if line.strip() and line.strip()[0] != "#")
-    separator = max(_SEPARATORS, key=next(told, "").count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-    rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
-    rows = [(line, row) for line, row in rows if any(row) and not row[0].startswith("#")]
-    place, heading = rows[0] if rows else (1, [])
-    names = [re.sub(r"[\W_]+", "_", name.lower()).strip("_") for name in heading]
+    lines = text.splitlines(keepends=True)
+
+    def name(cell: str) -> str:
+        return re.sub(r"[\W_]+", "_", cell.lower()).strip("_")
+
+    headings = (
+        (at, separator)
+        for at, line in enumerate(lines)
+        for separator in _SEPARATORS
+        if not set(_TIMES).isdisjoint(map(name, line.split(separator)))
+    )
+    others = (at for at, line in enumerate(lines) if line.strip() and line.strip()[0] != "#")
+    at, separator = next(headings, (next(others, 0), ","))
+    reader = csv.reader(io.StringIO("".join(lines[at:]), newline=""), delimiter=separator)
+    rows = [(at + reader.line_num, [cell.strip() for cell in row]) for row in reader]
+    line, heading = rows[0] if rows else (1, [])
+    names = [name(cell) for cell in heading]
+    is_numbered = names[:1] == [""]  # rows may begin with #1 then
+    rows = [
+        (place, row)
+        for place, row in rows[1:]
+        if any(row) and (is_numbered or not row[0].startswith("#"))
+    ]
     if separator == ";":  # a spreadsheet that does so writes 9,1 for nine and a tenth
         point = re.compile(r"^(\d+),(\d+)")
-        rows = [(line, [point.sub(r"\1.\2", cell) for cell in row]) for line, row in rows]
-    return Table(place, heading, names, rows[1:])
+        rows = [(place, [point.sub(r"\1.\2", cell) for cell in row]) for place, row in rows]
+    return Table(line, heading, names, rows)
 
 
 def _step_s(
