@@ -502,6 +502,15 @@ def test_measured_steps_are_read_as_people_and_programs_write_them(
     assert plans[0].assumed == plans[1].assumed
 
 
+def test_sequences_beyond_the_learned_positions_are_told() -> None:
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 16, "global_batch": 64, "top": 1}
+    told = [sentence(note) for note in fw.plan("gpt3-13b", **asked, seq=8192).assumed]
+    assert any("positions for 2,048 tokens, and sequences have 8,192" in one for one in told)
+    for model, length in (("gpt3-13b", 2048), ("llama3-8b", 16384)):
+        notes = fw.plan(model, **asked, seq=length).assumed
+        assert not any("learned positions" in sentence(note) for note in notes)
+
+
 def test_rows_of_measured_steps_may_have_numbers(tmp_path: Path) -> None:
     table, steps_s = tmp_path / "measured.csv", set()
     for first in ("1", "#1"):
