@@ -3,10 +3,11 @@
 The columns are those of data/llm/train_runs.csv. Sources leave cells empty, or write "?". Each such
 gap is filled by a rule, named in `assumed`, and widens the interval of the prediction. One degree
 that the devices and the other degrees determine is no gap, and nor are empty cp and ep, which mean
-1. Degrees that contradict the devices are a gap, as is a number with an unknown unit. Dimensions
-that a row leaves out are those of the built-in model of its name, if there is one. A row is refused
-for three reasons only: nothing says how long a step took, the device cannot be so fast, or the
-device or the model is of an unknown family or of an impossible size.
+1. A row with both times needs only two of batch, sequence and devices. Degrees that contradict the
+devices are a gap, as is a number with an unknown unit. Dimensions that a row leaves out are those
+of the built-in model of its name, if there is one. A row is refused for three reasons only: nothing
+says how long a step took, the device cannot be so fast, or the device or the model is of an unknown
+family or of an impossible size.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fullwire.answers.plan_measured import table_of
 from fullwire.clusters.cluster import MOST_DEVICES, Cluster, Inside, LeafSpine, Nics
 from fullwire.errors import UsageError
 from fullwire.simulation.habits import MEASURED_FAMILIES, Framework
@@ -52,6 +54,7 @@ MACHINES: Mapping[str, tuple[int, float, float]] = {
     "mi300a": (4, 192, 25), "t4": (4, 16, 1.5), "a10g": (8, 32, 1.5),
 }  # fmt: skip
 _IMPOSSIBLE = 0.5  # of the time at the device's peak: what is assumed may make a row look quicker
+_EVEN_TOKENS = 128  # of which sequences are multiples
 _CARDS = 8, 32.0, 12.5  # of other families: cards in PCIe slots, and 100 Gbit/s for each
 
 
@@ -94,17 +97,18 @@ def read(path: Path) -> tuple[list[Measured], dict[str, int]]:
     """Return the rows that can be judged, and how many were refused for each reason."""
     rows: list[Measured] = []
     refused: dict[str, int] = {}
-    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        table = csv.DictReader(file)
-        columns = set(table.fieldnames or ())
-        for needed in ({"gpu"}, {"model", "layers"}, {"step_time_s", "tokens_s_gpu"}):
-            if not needed & columns:
-                raise UsageError(f"{path}: expected a column {' or '.join(sorted(needed))}")
-        for number, cells in enumerate(table):
-            try:
-                rows.append(measured(cells, number))
-            except (Refused, UsageError) as error:
-                refused[str(error)] = refused.get(str(error), 0) + 1
+    try:
+        table = table_of(path.read_text(encoding="utf-8-sig", errors="replace"))
+    except csv.Error as error:
+        raise UsageError(f"{path}: expected a table of runs: {error}") from None
+    for needed in ({"gpu"}, {"model", "layers"}, {"step_time_s", "tokens_s_gpu"}):
+        if not needed & set(table.names):
+            raise UsageError(f"{path}: expected a column {' or '.join(sorted(needed))}")
+    for number, (_, cells) in enumerate(table.rows):
+        try:
+            rows.append(measured(dict(zip(table.names, cells, strict=False)), number))
+        except (Refused, UsageError) as error:
+            refused[str(error)] = refused.get(str(error), 0) + 1
     return rows, refused
 
 
@@ -112,7 +116,20 @@ def _plain(cells: Mapping[str, str | None]) -> dict[str, str]:
     """Return cells without "?", which leaves open what is known to be there."""
     row = {key: (value or "").strip() for key, value in cells.items() if key}
     row["cp"] = row.get("cp") or "1"  # an empty one is told, unlike "?"
-    return {key: "" if value == "?" else value for key, value in row.items()}
+    row = {key: "" if value == "?" else value for key, value in row.items()}
+    # The tokens of a step are those of its sequences, and those that all devices do in its time.
+    step_s, device_tokens_s = number_in(row, "step_time_s"), number_in(row, "tokens_s_gpu")
+    devices, length = devices_in(row), whole(row, "seq")
+    batch = sequences_in(row, length or 1)
+    if step_s and device_tokens_s:
+        device_tokens = step_s * device_tokens_s
+        if devices and length and not batch:
+            row["gbs"] = str(max(1, round(device_tokens * devices / length)))
+        elif devices and batch and not length and "tok" not in row["gbs"].lower():
+            row["seq"] = str(nearest_multiple(round(device_tokens * devices / batch), _EVEN_TOKENS))
+        elif batch and length and not devices:
+            row["gpus"] = str(max(1, round(batch * length / device_tokens)))
+    return row
 
 
 def measured(cells: Mapping[str, str | None], number: int) -> Measured:
@@ -127,10 +144,13 @@ def measured(cells: Mapping[str, str | None], number: int) -> Measured:
     tokens_s = number_in(row, "tokens_s_gpu")
     if not step_s and tokens_s:
         step_s = layout.tokens * share / (tokens_s * gpus)
+    elif {"global batch", "sequence"} & set(assumed) and "tok" not in row.get("gbs", "").lower():
+        assumed.append("tokens of a step")
     least_s = layout.tokens * share * architecture.flops(layout.sequence) * 3 / gpus
     if not step_s:
         raise Refused("no measured time")
-    if step_s < _IMPOSSIBLE * least_s / device.peak_flops_per_s(layout.precision):
+    is_sure = "tokens of a step" not in assumed
+    if is_sure and step_s < _IMPOSSIBLE * least_s / device.peak_flops_per_s(layout.precision):
         raise Refused("faster than the device's peak")
     return Measured(
         uid=row.get("uid") or str(number),
@@ -477,6 +497,9 @@ def precision_of(text: str, device: Accelerator, assumed: list[str]) -> Precisio
         return "fp32"
     if "bf16" not in plain or "?" in plain or "not logged" in plain:
         assumed.append("precision")
+        narrowest = device.runs_as("nvfp4")  # steps in fewer bits are quicker
+        if narrowest not in ("bf16", "fp16", "fp32"):
+            assumed.append("four bits" if narrowest == "nvfp4" else "eight bits")
     return "bf16"
 
 

@@ -275,6 +275,24 @@ def test_the_command_takes_megatrons_arguments_as_one_word(cli: Cli) -> None:
     assert "arguments" in done.stdout
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--deepspeed --deepspeed_config ds.json --zero-stage 1 --ds-pipeline-enabled",
+        "--num-distributed-optimizer-instances 2 --sharp-enabled-group dp --nccl-ub",
+        "--fine-grained-activation-offloading --offload-modules core_attn --cpu-offloading",
+        "--defer-embedding-wgrad-compute --wgrad-deferral-limit 50 --delay-wgrad-compute",
+        "--record-memory-history --memory-snapshot-path x.pickle --disable-straggler-on-startup",
+        "--sft --iterations-to-skip 10 --phase-transition-iterations 10 --no-mmap-bin-files",
+        "--openai-gelu --embedding-init-method-std 1.0 --qk-clip --disable-jit-fuser",
+    ],
+)
+def test_arguments_of_the_training_leave_the_model_as_it_is(flags: str) -> None:
+    sizes = "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128"
+    plain = f"{sizes} --max-position-embeddings 128 --vocab-size 1024"
+    assert architecture(f"{plain} {flags}") == architecture(plain)
+
+
 def test_an_unknown_argument_of_megatron_is_refused_by_name() -> None:
     line = (
         "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 "

@@ -131,6 +131,12 @@ def test_a_choice_of_memories_and_a_rate_state_no_memory(written: str) -> None:
     assert device.other_memory_gb is None
 
 
+@pytest.mark.parametrize("text", ["NVIDIA H100 80GB HBM3 MIG 3g.40gb", "A100 1g.10gb"])
+def test_a_part_of_a_device_is_no_whole_one(text: str) -> None:
+    with pytest.raises(UsageError, match=r"expected a whole device, or a file of `fullwire bench"):
+        accelerator(text)
+
+
 def test_an_unknown_device_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(UsageError, match=r"expected one of v100, a100, .* got 'abacus'"):
         accelerator("abacus")

@@ -74,6 +74,7 @@ from fullwire.findings.plans import (
     OtherParallelism,
     OtherType,
     ProcessorsStay,
+    RowsPassedOver,
     UnlikeGroup,
     UsualMlp,
 )
@@ -184,7 +185,7 @@ def _with_measured(
         return asked
     question, path = asked[0], Path(calibrate)
     devices = question.cluster.devices
-    rows, passed_over = measured_steps(
+    table = measured_steps(
         path,
         question.global_batch * question.sequence / devices,
         **dict.fromkeys(("global_batch", "gbs"), question.global_batch),
@@ -194,9 +195,13 @@ def _with_measured(
         model=question.model,
         **dict.fromkeys(("gpu", "device"), question.device),
     )
-    measured, notes = calibration_of(question, path, rows)
-    unread = [ColumnsPassedOver(columns=passed_over)] if passed_over else []
-    about = (*notes, *unread)
+    measured, notes = calibration_of(question, path, table.rows)
+    columns, lines = table.columns_passed_over, table.lines_passed_over
+    about = (
+        *notes,
+        *([ColumnsPassedOver(columns=columns)] if columns else []),
+        *([RowsPassedOver(lines=lines)] if lines else []),
+    )
     return [replace(each, calibration=measured, notes=(*each.notes, *about)) for each in asked]
 
 

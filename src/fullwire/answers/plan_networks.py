@@ -32,6 +32,7 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.plans import (
     EvenExperts,
     LessToExperts,
+    LongerThanPositions,
     MemoryOfAnother,
     NearestFamily,
     NoNearFamily,
@@ -138,6 +139,10 @@ def assumptions(searched: Searched) -> Iterator[Finding]:
     degrees = {name: int(getattr(searched.plans, name)[row]) for name in DEGREES}
     device = question.device
     yield from question.notes
+    if 0 < question.model.learned_positions < question.sequence:
+        yield LongerThanPositions(
+            positions=question.model.learned_positions, sequence=question.sequence
+        )
     if question.assumed:
         is_near = has_near_family(device.family)
         yield (NearestFamily if is_near else NoNearFamily)(device=device.title)

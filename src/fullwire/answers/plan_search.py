@@ -339,8 +339,7 @@ def planned(searched: Searched, row: int) -> Planned:
 
     devices = question.cluster.devices
     tokens = question.global_batch * question.sequence
-    # A half of an odd number is rounded down; a number that was fixed comes back as it was.
-    again = 1e-9 + plans.recomputed[row] * stage_layers(question.model, plans.pp[row])[1]
+    again = round(float(plans.recomputed[row] * stage_layers(question.model, plans.pp[row])[1]))
     is_partly = plans.recomputed[row] < 1 and RECOMPUTE[plans.recompute[row]] == "full"
     flops = question.model.model_flops(question.sequence) * tokens
     peak = question.device.peak_flops_per_s(question.precision) * devices
@@ -349,7 +348,7 @@ def planned(searched: Searched, row: int) -> Planned:
     return Planned(
         **degrees,
         recompute=RECOMPUTE[plans.recompute[row]],
-        recompute_layers=int(again) if is_partly else None,
+        recompute_layers=again if is_partly else None,
         schedule=SCHEDULES[plans.schedule[row]],
         context_kind=CONTEXT_KINDS[plans.context_kind[row]] if degrees["cp"] > 1 else None,
         shard=int(plans.shard[row]) if degrees["zero"] else 1,
@@ -457,19 +456,19 @@ def calibration_of(
     logs, shares, unsure = [], [], []
     left_out: set[str] = set()
     least_s = _least_step_s(question)
-    for number, (fixed, measured_s, column) in enumerate(rows, start=2):
+    for line, fixed, measured_s, column in rows:
         if measured_s < least_s:
             raise DamagedInput(
                 path,
                 f"{column}: expected a step of {least_s:.3g} s or more: the products of a step "
                 f"take as long at the peak of {question.cluster.devices:,} devices, got "
                 f"{measured_s:.3g} s",
-                line=number,
+                line=line,
             )
         try:
             plans = _plans(question, fixed)
         except UsageError as error:
-            raise DamagedInput(path, str(error), line=number) from None
+            raise DamagedInput(path, str(error), line=line) from None
         priced, memory = _priced(question, plans), _held(question, plans)
         might = np.flatnonzero(memory.fits(question.device.memory_bytes))
         if not len(might):  # it ran, so the leanest did

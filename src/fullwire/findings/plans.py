@@ -79,6 +79,19 @@ class OneUnknownNode(Finding):
     devices: int
 
 
+class LongerThanPositions(Finding):
+    """Sequences are longer than the model's learned table of positions."""
+
+    template = (
+        "the model has learned positions for {positions:,} tokens, and sequences have "
+        "{sequence:,}: the further rows of that table are not counted"
+    )
+    is_assumption = True
+
+    positions: int
+    sequence: int
+
+
 class EvenExperts(Finding):
     """The router of a mixture of experts is taken as balanced."""
 
@@ -121,6 +134,15 @@ class ColumnsPassedOver(Finding):
     is_assumption = True
 
     columns: tuple[str, ...]
+
+
+class RowsPassedOver(Finding):
+    """The table of measured steps has rows that tell no time."""
+
+    template = "{lines:line|lines} {lines:list} of the measured steps {lines:tells|tell} no time"
+    is_assumption = True
+
+    lines: tuple[int, ...]
 
 
 class MeasuredFarOff(Finding):

@@ -236,6 +236,7 @@ def _table(result: PlanAnswer) -> tuple[list[str], list[list[str]], set[str]]:
         degrees += [one.zero]
         partly = "" if one.recompute_layers is None else f" ({one.recompute_layers})"
         exposed = one.exposed
+        least_s = min(0.005, 0.005 * one.step_s)  # of short steps, what the sentence below tells
         sent = [exposed.tp_s, exposed.pp_s, exposed.dp_s, exposed.cp_s]
         sent += [exposed.ep_s] * has_experts
         rows.append(
@@ -245,7 +246,7 @@ def _table(result: PlanAnswer) -> tuple[list[str], list[list[str]], set[str]]:
                 str(one.microbatch),
                 _time(one) + (" =" if one.equal and number else ""),
                 show_memory(one.memory.peak_reserved_bytes),
-                *(f"{part_s:.2g} s" if part_s >= 0.005 else "-" for part_s in sent),
+                *(f"{part_s:.2g} s" if part_s >= least_s else "-" for part_s in sent),
             ]
         )
     return headings, rows, {"schedule", "recompute", "step (90 %)"}

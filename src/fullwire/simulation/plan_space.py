@@ -127,7 +127,7 @@ def every_plan(space: Space, fixed: Mapping[str, int | str]) -> Plans:
         recomputed=(
             int(fixed["recompute_layers"]) / layers
             if "recompute_layers" in fixed
-            else np.where(half > 0, 0.5, 1.0)
+            else np.where(half > 0, layers // 2, layers) / layers
         ),
         microbatch=microbatch,
         global_batch=same * space.global_batch,
@@ -208,7 +208,8 @@ def _rows(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, .
         memory = [choice for choice in memory if choice[1:] == (RECOMPUTE.index("full"), 0)]
     is_asked = {"zero", "pp"} <= fixed.keys()  # FSDP in a pipeline, which the search leaves out
     for tp, pp, cp in _splits(space, fixed):
-        if most_layers > _most_layers(model, pp):
+        layers = _most_layers(model, pp)
+        if most_layers > layers:
             continue
         dp = space.devices // (tp * pp * cp)
         if space.global_batch % dp or not allowed("dp", dp):
@@ -243,6 +244,8 @@ def _rows(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, .
                 for zero, recompute, half in memory:
                     if (zero > 1 and pp > 1 and not is_asked) or (zero > 0 and dp * cp == 1):
                         continue
+                    if half and layers < 2:
+                        continue
                     row = tp, pp, vpp, dp, cp, ep, zero, recompute, half, microbatch, kind
                     whole = {ways for ways in groups if ways == dp * cp}
                     for context, shard in product(kinds, groups if zero == 3 else whole):
@@ -250,7 +253,7 @@ def _rows(space: Space, fixed: Mapping[str, int | str]) -> Iterator[tuple[int, .
                             yield *row, context, shard
 
 
-# ZeRO, recomputation, and whether only half of the layers recompute.
+# ZeRO, recomputation, and whether only half of the layers recompute; of an odd number, the lesser.
 _MEMORY = tuple(
     (zero, kind, half) for zero in (0, 1, 2, 3) for kind, half in ((0, 0), (1, 0), (2, 1), (2, 0))
 )

@@ -261,12 +261,16 @@ def _transformer(name: str) -> Model:
 def _layers(model: Architecture) -> Iterator[Layer]:
     """Go through a transformer as it is described; its parameters are those of `plan`."""
     length, width = model.sequence, model.hidden
-    has_shifts = model.norm == "layer"
+
+    def norm(name: str) -> Layer:
+        one = layer_norm(name, length, width, shifts=model.norm == "layer")
+        return one if model.norm_parameters else one._replace(parameters=())
+
     rows = model.embedding_parameters // width
     yield embedding("embedding", length, rows, width, uses=2 if model.is_tied else 1)
     for index in range(model.layers):
         name, moe = f"layers.{index}", model.moe if model.has_experts(index) else None
-        yield layer_norm(f"{name}.attention_norm", length, width, shifts=has_shifts)
+        yield norm(f"{name}.attention_norm")
         own = model.attention_parameters
         for matrix in model.attention_matrices:
             yield linear(
@@ -283,10 +287,10 @@ def _layers(model: Architecture) -> Iterator[Layer]:
         inside = (Parameter(f"{name}.attention.norms", own),) if own else ()
         yield scores._replace(parameters=inside)
         if model.layer_norms > 2:
-            yield layer_norm(f"{name}.after_attention_norm", length, width, shifts=has_shifts)
+            yield norm(f"{name}.after_attention_norm")
         yield fp32_add(f"{name}.attention_add", length * width)
         if model.layer_norms > 1:  # else attention and MLP share one
-            yield layer_norm(f"{name}.mlp_norm", length, width, shifts=has_shifts)
+            yield norm(f"{name}.mlp_norm")
         matrices = model.dense_matrices if moe is None else model.shared_matrices
         for matrix in matrices:
             yield linear(
@@ -303,10 +307,10 @@ def _layers(model: Architecture) -> Iterator[Layer]:
             values += length * moe.top_k * moe.ffn
         yield (gate if model.is_gated else activation)(f"{name}.activation", values)
         if model.layer_norms > 2:
-            yield layer_norm(f"{name}.after_mlp_norm", length, width, shifts=has_shifts)
+            yield norm(f"{name}.after_mlp_norm")
         yield fp32_add(f"{name}.mlp_add", length * width)
-    yield layer_norm("norm", length, width, shifts=has_shifts)
-    head = linear("head", length, width, model.vocab, bias=False)
+    yield norm("norm")
+    head = linear("head", length, width, model.vocab, bias=model.has_head_bias)
     yield head._replace(parameters=()) if model.is_tied else head
     yield cross_entropy("loss", length, model.vocab)
 

@@ -186,6 +186,11 @@ def accelerator(given: AcceleratorLike) -> Accelerator:
     text = str(given)
     if text.endswith(".toml"):
         return _from_file(Path(text))
+    if re.search(r"\bmig\b|\b\dg\.\d+gb\b", text.lower()):  # as CUDA names a slice of an A100
+        raise UsageError(
+            "device: expected a whole device, or a file of `fullwire bench device` for a part of "
+            f"one, got {shown(text)}"
+        )
     found = _family(text)
     if found is None:
         raise UsageError(

@@ -121,11 +121,12 @@ class Architecture:
     is_gated: bool = True
     is_tied: bool = False  # the head uses the embedding's matrix
     biases: Literal["none", "qkv", "attention", "all"] = "none"
-    norm: Literal["rms", "layer", "layer-without-bias"] = "rms"
+    norm: Literal["rms", "layer", "layer-without-bias", "without-parameters"] = "rms"
     layer_norms: int = 2
     has_query_key_norm: bool = False
     is_query_key_norm_joint: bool = False  # over all heads together, as in OLMo 2
     has_embedding_norm: bool = False
+    has_head_bias: bool = False
     has_sinks: bool = False  # a learned value for each head in the softmax
     positions: Literal["rotary", "learned", "alibi", "none"] = "rotary"
     learned_positions: int = 0  # rows of a learned table of positions
@@ -241,7 +242,7 @@ class Architecture:
     @property
     def head_matrix(self) -> Matrix:
         """Return the projection onto the vocabulary."""
-        return Matrix("head", self.hidden, self.vocab, "column")
+        return Matrix("head", self.hidden, self.vocab, "column", self.has_head_bias)
 
     # Parameters.
 
@@ -292,7 +293,8 @@ class Architecture:
     @property
     def norm_parameters(self) -> int:
         """Return the parameters of one norm of the hidden vector."""
-        return 2 * self.hidden if self.norm == "layer" else self.hidden
+        vectors = {"layer": 2, "without-parameters": 0}.get(self.norm, 1)
+        return vectors * self.hidden
 
     @property
     def embedding_parameters(self) -> int:

@@ -65,9 +65,10 @@ class Fields:
         return default
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return a truth value."""
+        """Return a truth value; null is as good as none."""
         self.known.add(name)
-        value = self.held.get(name, default)
+        value = self.held.get(name)
+        value = default if value is None else value
         if not isinstance(value, bool):
             raise UsageError(f"{self.place}: {name}: expected true or false, got {value!r}")
         return value

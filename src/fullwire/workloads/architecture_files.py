@@ -66,7 +66,13 @@ _HARMLESS = re.compile(
     r"|high_priority.*|ddp.*|ema.*|(cp|tp)_comm_.*|empty_unused_memory_level|rerun_.*|straggler.*"
     r"|result_rejected.*|error_injection.*|replication.*|export_.*|trust_remote_code|qk_l2_norm"
     r"|activation_func_clamp_value|glu_linear_offset|standalone_embedding_stage|lazy_mpu_init"
-    r"|adlr_.*|align_.*|local_rank|nproc_per_node|nnodes|node_rank|master_(addr|port)|rdzv_.*)$"
+    r"|adlr_.*|align_.*|local_rank|nproc_per_node|nnodes|node_rank|master_(addr|port)|rdzv_.*"
+    r"|.*straggler.*|.*offload.*|defer_.*|wgrad_.*|distribute_saved_activations|.*mmap.*"
+    r"|num_distributed_optimizer_instances|record_memory_history|memory_snapshot_path|qk_clip.*"
+    r"|external_cuda_graph|sharp_.*|create_all_gather_group|suggested_communication_.*"
+    r"|embedding_init_.*|layernorm_zero_centered_gamma|openai_gelu|erf_gelu|disable_jit_fuser"
+    r"|onnx_safe|sft|flash_decode|allow_ambiguous_.*|object_storage_.*|iterations_to_skip"
+    r"|phase_transition_.*|deepspeed.*|ds_.*|zero_stage)$"  # the last ones are Megatron-DeepSpeed's
 )
 
 

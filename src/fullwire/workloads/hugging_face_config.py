@@ -26,7 +26,7 @@ _HARMLESS = re.compile(
     r"|embedding_initializer.*|.*eps.*|rope_.*|rotary_.*|no_rope_layer.*|partial_rotary_factor"
     r"|original_max_position_embeddings|max_position_embeddings|max_seq_len|seq_length|n_ctx"
     r"|seq_len|attn_implementation|pretraining_tp|slow_but_exact|output_.*|router_aux_.*"
-    r"|router_jitter.*|aux_loss.*|norm_topk_prob|scoring_func|seq_aux|topk_method|topk_group"
+    r"|(router|input)_jitter.*|clip_qkv|aux_loss.*|norm_topk_prob|scoring_func|seq_aux|topk_method|topk_group"
     r"|n_group|routed_scaling_factor|quantization_config|unk_.*|bos_.*|eos_.*|pad_.*|ep_size"
     r"|task_specific_params|summary_.*|gradient_checkpointing|model_type|name|prefix|is_decoder"
     r"|swiglu_.*|initial_context_length|hidden_act|hidden_activation|activation|full_attn_mod"
@@ -59,7 +59,7 @@ class _Family:
     is_tied: bool = False
     biases: Literal["none", "qkv", "attention", "all"] = "none"
     bias_of_attention: Literal["attention", "qkv"] = "attention"  # that attention_bias adds
-    norm: Literal["rms", "layer", "layer-without-bias"] = "rms"
+    norm: Literal["rms", "layer", "layer-without-bias", "without-parameters"] = "rms"
     layer_norms: int = 2
     query_key_norm: Literal["none", "heads", "joint"] = "none"
     head_dim: int = 0  # where a config.json has none; 0: the width divided by the heads
@@ -67,6 +67,7 @@ class _Family:
     full_every: int = 0
     usual_window: int = 0
     has_router_bias: bool = False
+    has_head_bias: bool = False
     has_shared_gate: bool = False
     has_sinks: bool = False
     fixed: tuple[tuple[str, object], ...] = ()
@@ -98,7 +99,26 @@ _FAMILIES = {
     ),
     "phi3": _Family(window="all"),
     "smollm3": _Family(is_tied=True, window="switch"),
+    "phimoe": _Family(norm="layer", window="all"),
+    # One norm for attention and MLP, which run beside each other.
+    "phi": _Family(
+        is_gated=False,
+        biases="all",
+        norm="layer",
+        layer_norms=1,
+        has_head_bias=True,
+        fixed=(("qk_layernorm", False),),
+    ),
     "granite": _Family(),
+    "granitemoe": _Family(),
+    "arcee": _Family(is_gated=False),
+    "seed_oss": _Family(
+        biases="qkv",
+        head_dim=128,
+        fixed=(("attention_bias", True), ("attention_out_bias", False)),
+    ),
+    "olmo": _Family(norm="without-parameters"),
+    "olmoe": _Family(query_key_norm="joint"),
     "olmo2": _Family(query_key_norm="joint"),
     "olmo3": _Family(query_key_norm="joint", window="steps", full_every=4, usual_window=4096),
     "gemma": _Family(is_tied=True, head_dim=256),
@@ -119,6 +139,8 @@ _FAMILIES = {
         full_every=6,
         usual_window=4096,
     ),
+    "glm": _Family(biases="qkv", head_dim=128, fixed=(("attention_bias", True),)),
+    "glm4": _Family(biases="qkv", head_dim=128, layer_norms=4, fixed=(("attention_bias", True),)),
     "glm4_moe": _Family(bias_of_attention="qkv", has_router_bias=True),
     "cohere": _Family(is_tied=True, norm="layer-without-bias", layer_norms=1),
     "gpt_neox": _Family(
@@ -133,7 +155,7 @@ _FAMILIES = {
         fixed=(("use_bias", True), ("mlp_type", "default"), ("norm_type", "layer_norm")),
     ),
 }
-_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
 _OLDER = ("gpt2", "bloom", "opt")
 _OLDER_FIXED = {
     "opt": (
@@ -155,6 +177,11 @@ def from_hugging_face(text: str, place: str) -> Architecture:
     if not isinstance(held, dict):
         raise UsageError(f"{place}: expected an object, got {type(held).__name__}")
     kind = held.get("model_type")
+    if kind not in _KINDS and isinstance(held.get("text_config"), dict):
+        raise UsageError(
+            f"{place}: model_type: expected a model of text alone, got {shown(kind)}. Save its "
+            "text_config as a config.json of its own"
+        )
     if kind not in _KINDS:
         raise UsageError(
             f"{place}: model_type: expected one of {', '.join(_KINDS)}, got {shown(kind)}"
@@ -213,6 +240,7 @@ def _plain(config: Fields, kind: str) -> Architecture:
         layer_norms=family.layer_norms,
         has_query_key_norm=norm_of_queries != "none",
         is_query_key_norm_joint=norm_of_queries == "joint",
+        has_head_bias=config.flag("lm_head_bias", family.has_head_bias),
         has_sinks=family.has_sinks,
         window=window,
         full_every=full_every,
@@ -323,12 +351,22 @@ def _experts(config: Fields, family: _Family) -> Moe | None:
 def _routed(config: Fields, kind: str) -> Moe:
     """Return experts in the words of DeepSeek."""
     ffn = config.whole("moe_intermediate_size")
+    first_dense = config.whole("first_k_dense_replace", default=0)
+    config.known.add("mlp_layer_types")
+    if (kinds := config.held.get("mlp_layer_types")) is not None:  # as Transformers 5 writes it
+        listed = kinds if isinstance(kinds, list) else []
+        first_dense = listed.count("dense")
+        if kinds != ["dense"] * first_dense + ["sparse"] * (len(listed) - first_dense):
+            raise UsageError(
+                f"{config.place}: mlp_layer_types: expected dense layers and then sparse ones, got "
+                f"{shown(kinds)}"
+            )
     return Moe(
         experts=config.whole("n_routed_experts", "num_local_experts"),
         top_k=config.whole("num_experts_per_tok"),
         ffn=ffn,
         shared_ffn=ffn * config.whole("n_shared_experts", default=0),
-        first_dense=config.whole("first_k_dense_replace", default=0),
+        first_dense=first_dense,
         every=config.whole("moe_layer_freq", default=1),
         has_router_bias=kind != "deepseek_v2",
     )

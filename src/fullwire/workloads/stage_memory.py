@@ -385,7 +385,7 @@ def _states(
     # A tied head on another stage than the embedding has a copy of it.
     has_head = is_last & ~(is_first & model.is_tied)
     ends = is_first * (model.embedding_parameters - model.vocab * model.hidden + table)
-    ends = ends + has_head * table
+    ends = ends + has_head * model.head_matrix.parameters_on_rank(tp)
     shared = (
         (dense + experts) * attention
         + dense * _on_rank(model.dense_matrices, tp)
