@@ -209,6 +209,9 @@ def _table_of_steps(run: Run) -> _Steps:
     if not _is_ordered(kept.rank, kept.step, kept.order):
         kept = kept.rows(np.lexsort((kept.order, kept.step, kept.rank)))
     shape = (len(ranks), len(numbers), -1)
+    ready_ns, sizes = kept.ready_ns.reshape(shape), kept.bytes.reshape(shape)
+    if not len(kept):  # one without bytes stands for those that stay with their ranks
+        ready_ns, sizes = computed_ns[:, :, None], np.zeros((*computed_ns.shape, 1), np.int64)
     return _Steps(
         ranks=ranks,
         numbers=numbers,
@@ -216,8 +219,8 @@ def _table_of_steps(run: Run) -> _Steps:
         end_ns=end_ns,
         backward_ns=begin_ns,
         computed_ns=computed_ns,
-        ready_ns=kept.ready_ns.reshape(shape),
-        bytes=kept.bytes.reshape(shape)[0, len(numbers) // 2],
+        ready_ns=ready_ns,
+        bytes=sizes[0, len(numbers) // 2],
         usual=kinds_of(run).usual(numbers, (end_ns - start_ns).mean(axis=0)),
     )
 
@@ -232,7 +235,10 @@ def _shared_steps(run: Run, marks: Spans, backwards: Spans) -> tuple[Whole, Whol
         for key, count in counts[0].items()
         if count == counts[1].get(key, 0) == 1 and counts[2].get(key, 0) == usual
     ]
-    if not whole or not usual:
+    # A trace of ranks that split each layer shows the layers' collectives, and no gradients.
+    is_split = run.provenance.origin == "imported" and run.facts.buckets is None
+    is_split &= bool(_workers(run) > 1 and (run.collectives.step >= 0).any())
+    if not whole or not (usual or is_split):
         rank, number = next(iter(counts[0]))
         backward, gradients = counts[1].get((rank, number), 0), counts[2].get((rank, number), 0)
         _refuse(
@@ -486,7 +492,7 @@ def _others(
     exposed_ns = max(_mean_ns(length_ns[table.usual]) - _mean_ns(own_ns), 0)
     within_ns = np.clip(usual.issue_ns, table.backward_ns[place], table.computed_ns[place])
     is_sum = (usual.op == "allreduce") | (usual.op == "reducescatter")
-    sums_all = bool(usual.bytes[is_sum].sum() >= table.bytes.sum())
+    sums_all = bool(usual.bytes[is_sum].sum() >= table.bytes.sum() > 0)
     sum_gradients = run.facts.buckets is None and sums_all
     workers = _workers(run)
     by_hand = set(usual.op.tolist()) == {"allreduce"} and set(among) == {workers}

@@ -1,0 +1,143 @@
+"""Which sums of a trace carry gradients: those of split layers do not, scatters of shards do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fullwire as fw
+from fullwire.errors import UsageError
+from fullwire.importers import read
+from fullwire.run.run import Run
+from tests.unit.test_kineto import ALL_REDUCE, GEMM, Job, reduced
+
+LAYERS, STEPS, SIZE = 4, 6, 4_000_000
+BACKWARD = "autograd::engine::evaluate_function: AddmmBackward0"
+KERNELS = {
+    "allreduce": ALL_REDUCE,
+    "_allgather_base": "ncclDevKernel_AllGather_RING_LL",
+    "_reduce_scatter_base": "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL",
+}
+# A kernel with its pass and length, a collective with its group and name, or the wait for one.
+Part = tuple[Any, ...]
+
+
+def split() -> Iterator[Part]:
+    """Yield a step in which each layer needs the sum of the layer before."""
+    for is_backward, long_us in ((False, 100), (True, 200)):
+        for layer in range(LAYERS):
+            yield "work", is_backward, long_us
+            yield "send", "allreduce", "1", (is_backward, layer)
+            yield "wait", (is_backward, layer)
+    yield "work", False, 50
+
+
+def split_and_summed() -> Iterator[Part]:
+    """Yield the same, whose gradients are summed in another group, each beside the next layer."""
+    for part in split():
+        yield part
+        if part[0] == "work" and part[1]:
+            yield "send", "allreduce", "2", "gradients"
+
+
+def sharded() -> Iterator[Part]:
+    """Yield a step that gathers each layer ahead, and scatters its gradients."""
+    layers = [(False, each) for each in range(LAYERS)]
+    layers += [(True, each) for each in reversed(range(LAYERS))]
+    yield "send", "_allgather_base", "1", layers[0]
+    for layer, following in zip(layers, [*layers[1:], None], strict=True):
+        yield "wait", layer
+        if following is not None:
+            yield "send", "_allgather_base", "1", following
+        yield "work", layer[0], 400 if layer[0] else 200
+        if layer[0]:
+            yield "send", "_reduce_scatter_base", "1", "gradients"
+    yield "wait", "gradients"
+    yield "work", False, 50
+
+
+def played(parts: Iterator[Part], rate_gbps: float, job: Job | None = None) -> float:
+    """Play the steps of a rank, alike on both, and return the length of one in microseconds.
+
+    Each group has a stream. A sum of 4 MB takes 320 us at 100 Gbps, and other operations half that.
+    """
+    program, now, began = list(parts), 0.0, 0.0
+    for number in range(STEPS):
+        over: dict[Any, float] = {}
+        began, sent_until = now, {"1": now, "2": now}
+        for place, part in enumerate(program):
+            launch = began + place
+            if part[0] == "wait":
+                now = max(now, over[part[1]])
+            elif part[0] == "work":
+                if job is not None:
+                    job.kernel(GEMM, now, now + part[2], launch=launch)
+                    if part[1]:
+                        job.event("cpu_op", BACKWARD, launch - 0.1, launch + 0.8, tid=1)
+                now += part[2]
+            else:
+                _, op, group, name = part
+                begin = max(now, sent_until[group])
+                long_us = SIZE * 8e-3 / rate_gbps / (1 if op == "allreduce" else 2)
+                sent_until[group] = over[name] = begin + long_us
+                if job is not None:
+                    sizes = {"Collective name": op}
+                    if op == "_allgather_base":
+                        sizes |= {"In msg nelems": SIZE // 8}
+                    if op == "_reduce_scatter_base":
+                        sizes |= {"Out msg nelems": SIZE // 8}
+                    args = reduced(SIZE // 4, group) | sizes
+                    end, stream = begin + long_us, 8 + int(group)
+                    job.kernel(KERNELS[op], begin, end, launch=launch, stream=stream, **args)
+        now = max(now, *sent_until.values())
+        if job is not None:
+            job.step(number, began, now)
+    return now - began
+
+
+def traced(where: Path, parts: Any, rate_gbps: float = 100) -> Run:
+    for rank in (0, 1):
+        job = Job(rank)
+        played(parts(), rate_gbps, job)
+        job.write(where / f"{rank}.json")
+    return read(where)
+
+
+def test_sums_that_a_split_layer_waits_for_are_no_gradients(tmp_path: Path) -> None:
+    run = traced(tmp_path, split)
+    assert len(run.gradients) == 0
+    assert run.facts.buckets is None
+    fixes = fw.explain(run, bandwidth="100Gbps").fixes
+    assert {fix.kind for fix in fixes} <= {"link", "transport"}
+    table = fw.whatif(run, line_rate="100Gbps", bandwidth="50Gbps", transport="measured")
+    assert table["step_s"][0] == pytest.approx(played(split(), 50) * 1e-6, rel=0.03)
+    with pytest.raises(UsageError, match="whose collectives sum its gradients"):
+        fw.whatif(run, line_rate="100Gbps", buckets="ddp")
+
+
+def test_gradients_beside_a_split_layer_are_told_from_its_sums(tmp_path: Path) -> None:
+    run = traced(tmp_path, split_and_summed)
+    assert run.facts.buckets == "none"
+    assert len(run.gradients) == 2 * STEPS * LAYERS
+    first = run.gradients.rows((run.gradients.rank == 0) & (run.gradients.step == 0))
+    ended_us = [4 * 420 + 200 + 520 * layer for layer in range(LAYERS)]
+    assert first.ready_ns.tolist() == [1000 * each for each in ended_us]
+
+
+@pytest.mark.parametrize("rate_gbps", [25, 100, 200, 400])
+def test_a_sharded_model_hides_its_gathers_between_as_it_did_and_as_it_could(
+    tmp_path: Path, rate_gbps: float
+) -> None:
+    run = traced(tmp_path, sharded)
+    assert run.facts.buckets is None
+    assert len(run.gradients) == 2 * STEPS * LAYERS
+    asked: dict[str, Any] = {"line_rate": "100Gbps", "transport": "measured"}
+    table = fw.whatif(run, **asked, bandwidth=f"{rate_gbps}Gbps")
+    step_s = played(sharded(), rate_gbps) * 1e-6
+    low_s, high_s = table.interval_s
+    assert low_s[0] <= step_s <= high_s[0]
+    if rate_gbps == 100:
+        assert table["step_s"][0] == pytest.approx(step_s, rel=0.01)
