@@ -21,7 +21,7 @@ KERNELS = {
     "_allgather_base": "ncclDevKernel_AllGather_RING_LL",
     "_reduce_scatter_base": "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL",
 }
-# A kernel with its pass and length, a collective with its group and name, or the wait for one.
+# A kernel with its pass and length, a collective with its group, name and size, or the wait for it.
 Part = tuple[Any, ...]
 
 
@@ -36,7 +36,7 @@ def split() -> Iterator[Part]:
 
 
 def split_and_summed() -> Iterator[Part]:
-    """Yield the same, whose gradients are summed in another group, each beside the next layer."""
+    """Yield the same with sums of gradients in another group, each beside the next layer."""
     for part in split():
         yield part
         if part[0] == "work" and part[1]:
@@ -55,6 +55,17 @@ def sharded() -> Iterator[Part]:
         yield "work", layer[0], 400 if layer[0] else 200
         if layer[0]:
             yield "send", "_reduce_scatter_base", "1", "gradients"
+    yield "wait", "gradients"
+    yield "work", False, 50
+
+
+def bucketed(layers: int) -> Iterator[Part]:
+    """Yield a step with buckets of so many layers of 4 MB, of eight."""
+    yield "work", False, 800
+    for layer in range(1, 9):
+        yield "work", True, 400
+        if layer % layers == 0:
+            yield "send", "allreduce", "1", "gradients", layers * SIZE
     yield "wait", "gradients"
     yield "work", False, 50
 
@@ -79,17 +90,18 @@ def played(parts: Iterator[Part], rate_gbps: float, job: Job | None = None) -> f
                         job.event("cpu_op", BACKWARD, launch - 0.1, launch + 0.8, tid=1)
                 now += part[2]
             else:
-                _, op, group, name = part
+                _, op, group, name, *of_size = part
+                size = sum(of_size) or SIZE
                 begin = max(now, sent_until[group])
-                long_us = SIZE * 8e-3 / rate_gbps / (1 if op == "allreduce" else 2)
+                long_us = size * 8e-3 / rate_gbps / (1 if op == "allreduce" else 2)
                 sent_until[group] = over[name] = begin + long_us
                 if job is not None:
                     sizes = {"Collective name": op}
                     if op == "_allgather_base":
-                        sizes |= {"In msg nelems": SIZE // 8}
+                        sizes |= {"In msg nelems": size // 8}
                     if op == "_reduce_scatter_base":
-                        sizes |= {"Out msg nelems": SIZE // 8}
-                    args = reduced(SIZE // 4, group) | sizes
+                        sizes |= {"Out msg nelems": size // 8}
+                    args = reduced(size // 4, group) | sizes
                     end, stream = begin + long_us, 8 + int(group)
                     job.kernel(KERNELS[op], begin, end, launch=launch, stream=stream, **args)
         now = max(now, *sent_until.values())
@@ -141,3 +153,18 @@ def test_a_sharded_model_hides_its_gathers_between_as_it_did_and_as_it_could(
     assert low_s[0] <= step_s <= high_s[0]
     if rate_gbps == 100:
         assert table["step_s"][0] == pytest.approx(step_s, rel=0.01)
+
+
+def test_other_buckets_of_a_trace_take_its_gradients_to_come_at_a_steady_pace(
+    tmp_path: Path,
+) -> None:
+    run = traced(tmp_path, lambda: bucketed(4))
+    asked: dict[str, Any] = {"line_rate": "100Gbps", "transport": "measured"}
+    table = fw.whatif(run, **asked, buckets=["ddp:4MB", "ddp:8MB", "ddp:16MB", "none"])
+    step_s = [played(bucketed(layers), 100) * 1e-6 for layers in (1, 2, 4, 4)]
+    assert table["step_s"] == pytest.approx(step_s, rel=0.03)
+    at_once_s = step_s[-1]  # if each bucket were one gradient, no buckets would be sooner
+    assert (table.interval_s[1][:3] >= at_once_s).all()
+    assert any("take the gradients to become ready at a steady pace" in w for w in table.warnings)
+    [fix] = [fix for fix in fw.explain(run, bandwidth="100Gbps").fixes if fix.kind == "buckets"]
+    assert fix.low_s < step_s[0] < at_once_s < fix.high_s

@@ -27,6 +27,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.collectives.library import rests_on_least_rate
 from fullwire.crew import ALONE, Crew
 from fullwire.simulation.as_recorded import residues
+from fullwire.simulation.buckets import EachGradient
 from fullwire.simulation.calibrate import LINE_FROM_RUN_TO_RUN, Calibration
 from fullwire.simulation.grid import AXES, AXES_GIVEN, Grid, Predictions, Subject, shaped
 from fullwire.simulation.of_kinds import apart, mean_ends
@@ -79,6 +80,13 @@ def interval_s(
         whole = [replace(each, fragments=1) for each in subjects]
         found = sweep(whole, grid, crew=crew)
         high_s = np.maximum(high_s, _of_one_kind(whole, grid, found, calibration, crew)[1])
+    # Nothing tells when the gradients of a traced bucket were ready: at the latest all at its end.
+    are_other = not all(isinstance(policy, EachGradient) for policy in grid.buckets)
+    if are_other and not all(each.has_parameters for each in subjects):
+        at_once = [replace(each, has_parameters=True) for each in subjects]
+        found = sweep(at_once, grid, crew=crew)
+        ends_s = _of_one_kind(at_once, grid, found, calibration, crew)
+        low_s, high_s = np.minimum(low_s, ends_s[0]), np.maximum(high_s, ends_s[1])
     if any(each.is_on_devices and each.step.others.sum_gradients for each in subjects):
         # The hidden step is as unsure as the predicted one, and no shorter than a worker's own.
         sooner_s = predictions["step_s"] - with_shards_hidden_s(subjects, grid, predictions, crew)

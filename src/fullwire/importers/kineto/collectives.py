@@ -1,6 +1,6 @@
 """Find the collectives of one rank: from a device's kernels, or from marks on the processor.
 
-A sum that is launched in a backward pass carries gradients, unless the pass waits for it: where a
+A sum that is launched in a backward pass carries gradients, unless the pass waits for it. Where a
 layer is split over ranks, each part of the pass needs the sum of the part before. Such sums, and
 those of a batch norm over ranks, are no gradients.
 """
