@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,21 @@ def test_other_buckets_of_a_trace_take_its_gradients_to_come_at_a_steady_pace(
     assert any("take the gradients to become ready at a steady pace" in w for w in table.warnings)
     [fix] = [fix for fix in fw.explain(run, bandwidth="100Gbps").fixes if fix.kind == "buckets"]
     assert fix.low_s < step_s[0] < at_once_s < fix.high_s
+
+
+@pytest.mark.parametrize(
+    ("without", "reason"),
+    [("cpu_op", "ProfilerActivity.CPU"), ("user_annotation", "profiler.step()")],
+)
+def test_a_trace_without_passes_or_steps_is_refused_with_the_way_to_have_them(
+    tmp_path: Path, without: str, reason: str
+) -> None:
+    for rank in (0, 1):
+        job = Job(rank)
+        played(bucketed(4), 100, job)
+        job.events = [event for event in job.events if event["cat"] != without]
+        job.write(tmp_path / f"{rank}.json")
+    with pytest.raises(UsageError, match=re.escape(reason)):
+        fw.whatif(read(tmp_path), line_rate="100Gbps", bandwidth="200Gbps")
+    with pytest.raises(UsageError, match=f"in a step|{re.escape(reason)}"):
+        fw.whatif(read(tmp_path), line_rate="100Gbps", transport="measured")

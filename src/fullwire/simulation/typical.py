@@ -45,6 +45,15 @@ _BUCKET_LEAVES_NS = 5_000_000  # after its last gradient, at the latest: it may 
 _LOOKED_AT = 20  # steps, for how long other collectives are exposed
 _AS_MANY = 0.05  # of a step's gradients: buckets whose bytes differ by less hold all of them
 
+# The marks that a what-if needs, and how PyTorch's profiler writes them.
+_NEEDED = {
+    "step": ("marks of steps", "profiler.step() in the loop"),
+    "backward": (
+        "marks of backward passes",
+        "ProfilerActivity.CPU, if no CUDA graph holds the passes",
+    ),
+}
+
 # What a step sends: all its gradients at the least, its recorded buckets where these hold other
 # bytes, or nothing.
 Sending: TypeAlias = Literal["gradients", "buckets", "nothing"]
@@ -556,10 +565,13 @@ def _mean_ns(values: Sequence[int] | NDArray[Any]) -> int:
 def _spans_named(run: Run, lane: str, name: str) -> Spans:
     rows = run.spans.rows((run.spans.lane == lane) & (run.spans.name == name))
     if not len(rows):
-        _refuse(
-            run,
-            f"a what-if needs a {lane} span named {name!r}, and this run has none",
+        needed, how = _NEEDED[name]
+        hint = (
+            f". A profiler's trace has them with {how}"
+            if run.provenance.origin == "imported"
+            else ""
         )
+        _refuse(run, f"a what-if needs {needed}, and this run has none{hint}")
     return rows
 
 
