@@ -71,18 +71,33 @@ def bucketed(layers: int) -> Iterator[Part]:
     yield "work", False, 50
 
 
+def in_rounds() -> Iterator[Part]:
+    """Yield a step that sends nothing and lacks the optimizer, and one with buckets."""
+    yield "work", False, 800
+    for _ in range(8):
+        yield "work", True, 400
+    yield ("mark",)
+    yield from bucketed(4)
+    yield "work", False, 2000
+
+
 def played(parts: Iterator[Part], rate_gbps: float, job: Job | None = None) -> float:
     """Play the steps of a rank, alike on both, and return the length of one in microseconds.
 
     Each group has a stream. A sum of 4 MB takes 320 us at 100 Gbps, and other operations half that.
     """
-    program, now, began = list(parts), 0.0, 0.0
-    for number in range(STEPS):
+    program, now, began, count, start = list(parts), 0.0, 0.0, 0, 0.0
+    for _ in range(STEPS):
+        start = now
         over: dict[Any, float] = {}
         began, sent_until = now, {"1": now, "2": now}
         for place, part in enumerate(program):
             launch = began + place
-            if part[0] == "wait":
+            if part[0] == "mark":
+                if job is not None:
+                    job.step(count, began, now)
+                began, count = now, count + 1
+            elif part[0] == "wait":
                 now = max(now, over[part[1]])
             elif part[0] == "work":
                 if job is not None:
@@ -107,8 +122,9 @@ def played(parts: Iterator[Part], rate_gbps: float, job: Job | None = None) -> f
                     job.kernel(KERNELS[op], begin, end, launch=launch, stream=stream, **args)
         now = max(now, *sent_until.values())
         if job is not None:
-            job.step(number, began, now)
-    return now - began
+            job.step(count, began, now)
+        count += 1
+    return now - start
 
 
 def traced(where: Path, parts: Any, rate_gbps: float = 100) -> Run:
@@ -187,3 +203,13 @@ def test_a_trace_without_passes_or_steps_is_refused_with_the_way_to_have_them(
         fw.whatif(read(tmp_path), line_rate="100Gbps", bandwidth="200Gbps")
     with pytest.raises(UsageError, match=f"in a step|{re.escape(reason)}"):
         fw.whatif(read(tmp_path), line_rate="100Gbps", transport="measured")
+
+
+@pytest.mark.parametrize("rate_gbps", [100, 200])
+def test_a_steps_own_time_is_the_mean_of_a_round_with_steps_that_send_nothing(
+    tmp_path: Path, rate_gbps: float
+) -> None:
+    run = traced(tmp_path, in_rounds)
+    table = fw.whatif(run, line_rate="100Gbps", bandwidth=f"{rate_gbps}Gbps", transport="measured")
+    assert table["step_s"][0] == pytest.approx(played(in_rounds(), rate_gbps) / 2e6, rel=0.005)
+    assert not any("too low" in each for each in fw.explain(run, bandwidth="100Gbps").warnings)

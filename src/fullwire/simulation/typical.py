@@ -84,7 +84,7 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
     alone_ns = table.computed_ns - table.start_ns + tail_ns - apart_ns - waited_ns
     # Take the lower median of the ranks in each step: another rank may be late in each.
     usual_rank_ns = np.sort(alone_ns, axis=0)[(len(alone_ns) - 1) // 2]
-    step_ns = middle(usual_rank_ns)
+    step_ns = table.mean_of_rounds_ns(run, usual_rank_ns) if in_rounds else middle(usual_rank_ns)
     tail_alone_ns = middle(tail_ns.mean(axis=0)) - apart_ns
     together_ns = forward_ns + backward_ns + tail_alone_ns
     measured_ns, spread = length_ns, alone_ns.astype(np.float64)
@@ -176,6 +176,21 @@ class _Steps:
         places = np.flatnonzero(self.usual)
         first = max(0, len(places) // 2 - _LOOKED_AT // 2)
         return places[first : len(places) // 2 + _LOOKED_AT // 2 + 1]
+
+    def mean_of_rounds_ns(self, run: Run, own_ns: Whole) -> int:
+        """Return a worker's own mean step in a round, from its own time in each of these steps.
+
+        A trace shows no gradients in a round's other steps, so these steps lack them. They send
+        nothing, and may lack an optimizer: a worker alone takes the whole of their time.
+        """
+        summing_ns = float(own_ns[self.usual].mean())
+        numbers, lengths_ns, _ = shared_steps(run)
+        is_usual = kinds_of(run).usual(numbers, lengths_ns)
+        is_silent = is_usual & ~np.isin(numbers, run.gradients.step)
+        if not is_silent.any():
+            return round(summing_ns)
+        share = float(is_silent.sum() / is_usual.sum())
+        return round(summing_ns + (float(lengths_ns[is_silent].mean()) - summing_ns) * share)
 
     def side_by_side(self) -> _Steps:
         """Return the steps as if all ranks began each at the same moment."""
