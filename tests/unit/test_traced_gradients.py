@@ -156,6 +156,25 @@ def test_gradients_beside_a_split_layer_are_told_from_its_sums(tmp_path: Path) -
     assert first.ready_ns.tolist() == [1000 * each for each in ended_us]
 
 
+def test_a_device_that_waits_for_its_next_launch_does_not_wait_for_a_sum(tmp_path: Path) -> None:
+    """Eight short kernels, 100 us apart, each with a sum that ends before the next is launched."""
+    for rank in (0, 1):
+        job = Job(rank)
+        for number in range(STEPS):
+            begin = 1_000 * number
+            job.step(number, begin, begin + 1_000)
+            for part in range(8):
+                now = begin + 100 * part
+                job.event("cpu_op", BACKWARD, now, now + 15, tid=1)
+                job.kernel(GEMM, now + 5, now + 30, launch=now + 2)
+                of_sum = reduced(250_000)
+                job.kernel(ALL_REDUCE, now + 30, now + 70, launch=now + 10, stream=9, **of_sum)
+        job.write(tmp_path / f"{rank}.json")
+    run = read(tmp_path)
+    assert len(run.gradients) == 2 * STEPS * 8
+    assert run.facts.buckets == "none"
+
+
 @pytest.mark.parametrize("rate_gbps", [25, 100, 200, 400])
 def test_a_sharded_model_hides_its_gathers_between_as_it_did_and_as_it_could(
     tmp_path: Path, rate_gbps: float

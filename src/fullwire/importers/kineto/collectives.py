@@ -455,7 +455,10 @@ def are_awaited(
     is_last = np.ones(len(kinds), bool)
     is_last[by_launch[:-1]] = following[by_launch[1:]] != following[by_launch[:-1]]
     is_told = is_last & (following < len(order)) & (steps.number[backward.step[work]] == found.step)
-    waits = backward.start_ns[work] >= found.end_ns
+    # A device may have nothing to do until its next work is launched, which is no wait.
+    launched_ns, start_ns = backward.launched_ns[work], backward.start_ns[work]
+    is_told &= (launched_ns < found.end_ns) | (launched_ns == start_ns)
+    waits = start_ns >= found.end_ns
     votes: Counter[tuple[str, str, int]] = Counter()
     for row in np.flatnonzero(is_told).tolist():
         votes[kinds[row]] += 1 if waits[row] else -1
