@@ -303,9 +303,10 @@ def test_other_programs_share_the_wait_of_probe_steps_and_make_the_interval_long
     low_s, high_s = (end_s * longer for end_s in quiet.baseline_between_s)
     computes = busy.account["compute"] / busy.baseline_step_s  # the rest is the host's
     assert busy.baseline_between_s[0] == pytest.approx(low_s * (1 - share * computes))
-    assert busy.baseline_between_s[1] == pytest.approx(
-        high_s * (1 + (1 / (1 - share) - 1) * computes)
-    )
+    # One worker beside these programs does no more than each of the two.
+    longest_s = high_s * (1 + (1 / (1 - share) - 1) * computes)
+    assert longest_s > 1.15 * busy.step_s
+    assert busy.baseline_between_s[1] == pytest.approx(1.15 * busy.step_s)
     ran = Facts(probe_compute_s=by_rank(0.075))  # without others it takes as long, at the least
     floor_s, _ = fw.explain(
         dataclasses.replace(beside, facts=beside.facts | ran)

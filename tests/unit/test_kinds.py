@@ -70,6 +70,13 @@ def test_a_tiny_sum_makes_no_kind_and_a_large_one_does() -> None:
     assert [kind.sent_bytes for kind in found] == [0.0, 2_000_000.0]
 
 
+@pytest.mark.parametrize("steps", [18, 22, 26])
+def test_steps_that_take_turns_are_no_change_midway(steps: int) -> None:
+    """Each half has an odd number of steps, so most of the first are of one kind."""
+    found = fw.explain(a_job_by_turns([1, 3] * (steps // 2)))
+    assert not [each for each in found.warnings if "midway" in each]
+
+
 def test_the_usual_step_has_each_kind_at_its_share() -> None:
     run = a_job_by_turns([1, 1, 3] * 10)
     mean_s = (2 * ONE_S + THREE_S) / 3

@@ -521,6 +521,28 @@ def test_buckets_that_queue_on_their_stream_are_counted_once(tmp_path: Path) -> 
     assert full["step_s"][0] <= 20.1e-3
 
 
+def test_a_gather_beside_the_sums_does_not_hide_the_transport(tmp_path: Path) -> None:
+    """Without sequences in the trace, sums and gathers of a step are both numbered from 0."""
+    for rank in (0, 1):
+        job = Job(rank)
+        for number in range(8):
+            begin = 1_000 * number
+            a_ddp_step(job, number)
+            of_losses = reduced(2) | {"Collective name": "_allgather_base", "In msg nelems": 1}
+            job.kernel(
+                "ncclDevKernel_AllGather_RING_LL",
+                begin + 1_100,
+                begin + 1_105,
+                launch=begin + 90,
+                stream=9,
+                **of_losses,
+            )
+        job.write(tmp_path / f"{rank}.json")
+    asked: dict[str, Any] = {"line_rate": "100Gbps", "transport": "measured"}
+    table = fullwire.whatif(read(tmp_path), **asked)
+    assert table["step_s"][0] == pytest.approx(1.0e-3, rel=0.03)
+
+
 def test_sizes_that_are_not_told_are_said_and_unexplained(tmp_path: Path) -> None:
     for rank in (0, 1):
         job = Job(rank)

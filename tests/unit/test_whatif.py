@@ -181,7 +181,7 @@ def test_a_run_without_gradients_is_refused_with_what_is_missing() -> None:
     bare = Run(provenance=run.provenance, spans=run.spans)
     with pytest.raises(UsageError, match="needs one backward pass with gradients"):
         fw.whatif(bare)
-    with pytest.raises(UsageError, match="needs a host span named 'step'"):
+    with pytest.raises(UsageError, match="needs marks of steps"):
         fw.whatif(Run(provenance=run.provenance, gradients=run.gradients))
 
 
@@ -530,7 +530,7 @@ def test_buckets_are_refused_for_a_run_that_keeps_its_gradients() -> None:
 def test_a_run_without_marks_of_steps_is_not_called_silent() -> None:
     job = a_trained_job()
     unmarked = dataclasses.replace(job, spans=job.spans.rows(job.spans.name != "step"))
-    with pytest.raises(UsageError, match="a what-if needs a host span named 'step'"):
+    with pytest.raises(UsageError, match="a what-if needs marks of steps"):
         fw.whatif(unmarked, bandwidth="10Gbps")
 
 

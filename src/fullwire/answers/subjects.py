@@ -335,6 +335,8 @@ def _shows_no_transport(run: Run) -> str | None:
     if not len(run.collectives):
         lost = reasons(run.gaps, ("collectives",))
         return f"its collectives are missing: {lost[0]}" if lost else "it has no collectives"
+    if not (run.collectives.step >= 0).any():
+        return "none of its collectives is in a step"
     [first, *others] = sorted(set(run.collectives.rank.tolist()))
     if not others:  # when a collective could begin, the rank that came last tells
         return f"of its {run.facts.workers} ranks, only the collectives of rank {first} are here"

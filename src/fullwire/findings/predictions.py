@@ -23,6 +23,7 @@ from fullwire.run.kinds import kinds_of, usual_step_s
 from fullwire.run.placement import Placement, sums_on_processors
 from fullwire.run.run import Run
 from fullwire.run.usual import local_steps_of
+from fullwire.simulation.buckets import EachGradient
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.simulation.grid import Grid, Predictions, Subject, tried
 from fullwire.simulation.interval import Further, rests_on_least
@@ -101,6 +102,19 @@ class SumsGoInBuckets(Finding):
         "{run}: its script sums gradients itself, after the backward pass. With the buckets asked "
         "for, predictions send them during the backward pass, as DistributedDataParallel does."
     )
+
+    run: str
+
+
+class GradientsTakenEvenly(Finding):
+    """The gradients of a run's buckets are unknown, and other buckets were asked for."""
+
+    template = (
+        "{run}: the trace shows buckets, and not the gradients in them. Predictions of other "
+        "buckets take the gradients to become ready at a steady pace. Their intervals reach to "
+        "gradients that become ready with the last one of their bucket."
+    )
+    is_assumption = True
 
     run: str
 
@@ -448,6 +462,9 @@ def prediction_notes(
         yield from _of_run(name, run, subject, is_measured=bool(measured))
         if grid.are_buckets_asked and subject.sums_by_hand:
             yield SumsGoInBuckets(run=name)
+        is_other = any(not isinstance(policy, EachGradient) for policy in grid.buckets)
+        if grid.are_buckets_asked and is_other and not subject.has_parameters:
+            yield GradientsTakenEvenly(run=name)
         yield from about_rounds(name, local_steps_of(run), grid.local_steps, grid.accumulate)
         hook = run.facts.hook if subject.step.sent_share < 1 or named_in(run.facts.hook) else None
         how = hook or (run.facts.wire and f"{run.facts.wire} on the wire")

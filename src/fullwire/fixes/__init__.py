@@ -112,7 +112,7 @@ def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
     tried = {fix.kind for fix in considered}
     if run.facts.buckets == "none":
         # Each gradient is one collective, as in a trace: smaller pieces may begin sooner, and
-        # nothing tells when they would be ready.
+        # nothing tells for sure when they would be ready.
         tried -= {key for key, kind in fix_kinds().items() if kind.begins_sooner}
     return Fixes(tuple(useful), from_s, frozenset(tried))
 

@@ -373,8 +373,11 @@ def _of_all_ranks(rows: Collectives, fewest: int) -> tuple[Whole, Whole, NDArray
     begin is unknown. So is one that the first rank has no part in.
     """
     groups = np.unique(rows.group.astype(str), return_inverse=True)[1]
-    order = np.lexsort((rows.rank, rows.sequence, groups))
-    key = np.stack([groups[order], rows.sequence[order]])
+    # A trace without sequences is numbered by operation. A transfer has a sender and a receiver.
+    ops = np.where(np.isin(rows.op, ("send", "recv")), "sendrecv", rows.op).astype(str)
+    kinds = np.unique(ops, return_inverse=True)[1]
+    order = np.lexsort((rows.rank, rows.sequence, kinds, groups))
+    key = np.stack([groups[order], kinds[order], rows.sequence[order]])
     begins = np.flatnonzero(np.append([True], (key[:, 1:] != key[:, :-1]).any(axis=0)))
     if not len(order):
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.intp)

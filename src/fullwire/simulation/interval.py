@@ -27,6 +27,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.collectives.library import rests_on_least_rate
 from fullwire.crew import ALONE, Crew
 from fullwire.simulation.as_recorded import residues
+from fullwire.simulation.buckets import EachGradient
 from fullwire.simulation.calibrate import LINE_FROM_RUN_TO_RUN, Calibration
 from fullwire.simulation.grid import AXES, AXES_GIVEN, Grid, Predictions, Subject, shaped
 from fullwire.simulation.of_kinds import apart, mean_ends
@@ -79,7 +80,48 @@ def interval_s(
         whole = [replace(each, fragments=1) for each in subjects]
         found = sweep(whole, grid, crew=crew)
         high_s = np.maximum(high_s, _of_one_kind(whole, grid, found, calibration, crew)[1])
+    # Nothing tells when the gradients of a traced bucket were ready: at the latest all at its end.
+    are_other = not all(isinstance(policy, EachGradient) for policy in grid.buckets)
+    if are_other and not all(each.has_parameters for each in subjects):
+        at_once = [replace(each, has_parameters=True) for each in subjects]
+        found = sweep(at_once, grid, crew=crew)
+        ends_s = _of_one_kind(at_once, grid, found, calibration, crew)
+        low_s, high_s = np.minimum(low_s, ends_s[0]), np.maximum(high_s, ends_s[1])
+    if any(each.is_on_devices and each.step.others.sum_gradients for each in subjects):
+        # The hidden step is as unsure as the predicted one, and no shorter than a worker's own.
+        sooner_s = predictions["step_s"] - with_shards_hidden_s(subjects, grid, predictions, crew)
+        least_s = predictions["baseline_step_s"] * (1 - max(s.step.alone_off[0] for s in subjects))
+        low_s = np.minimum(low_s, np.maximum(low_s - np.maximum(sooner_s, 0.0), least_s))
     return low_s, high_s
+
+
+def with_shards_hidden_s(
+    subjects: Sequence[Subject], grid: Grid, predictions: Predictions, crew: Crew
+) -> Floats:
+    """Return the steps whose gathers and scatters of shards hide as long as they can.
+
+    On devices a gather goes ahead of the layer that needs it. A trace tells how long collectives
+    were hidden, and not how long they could be: at most as long as a worker computes. Shorter ones
+    hide as long as they did. Longer ones leave the step no shorter than it was.
+    """
+
+    def hidden_s(*, is_longest: bool) -> Floats:
+        changed = []
+        for each in subjects:
+            others = each.step.others
+            room_ns = max(others.total_ns - others.exposed_ns, 0)
+            if is_longest:
+                room_ns = max(room_ns, each.step.alone_ns)
+            if each.is_on_devices and others.sum_gradients:
+                others = replace(others, total_ns=room_ns, exposed_ns=0)
+            changed.append(replace(each, step=replace(each.step, others=others)))
+        return sweep(changed, grid, crew=crew).measures["step_s"]
+
+    measured_s = np.array([(each.step.measured_ns or 0) * 1e-9 for each in subjects])
+    measured_s = measured_s.reshape(shaped(run=len(subjects)))
+    is_shorter = predictions.measures["step_s"] < measured_s
+    longest_s = np.maximum(hidden_s(is_longest=True), measured_s)
+    return np.asarray(np.where(is_shorter, hidden_s(is_longest=False), longest_s)).reshape(-1)
 
 
 def rests_on_least(subjects: Sequence[Subject], grid: Grid) -> tuple[int, ...]:

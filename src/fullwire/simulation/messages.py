@@ -24,7 +24,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.collectives.tuning import AUTO
 from fullwire.compression.compressor import Combining, Compressor
 from fullwire.errors import UsageError
-from fullwire.simulation.buckets import BucketPolicy, Buckets
+from fullwire.simulation.buckets import BucketPolicy, Buckets, EachGradient
 from fullwire.simulation.grid import Grid, Order, Residue, Subject, tried
 from fullwire.simulation.groups import ranks_among
 from fullwire.simulation.on_links import OnLinks, Routed, routed_s
@@ -35,6 +35,7 @@ from fullwire.simulation.schedule import (
     grouped,
     priority_overhead_s,
     priority_timeline,
+    with_gradients_spread,
 )
 from fullwire.simulation.stragglers import AsRecorded, Jitter
 from fullwire.simulation.transport import FullTransport, MeasuredTransport, Transport
@@ -432,6 +433,8 @@ def messages_of(
     sizes: slice = slice(None),
 ) -> Messages:
     """Work out the messages of a step for a grid's compressors and some or all cluster sizes."""
+    if not (subject.has_parameters or isinstance(policy, EachGradient)):
+        subject = replace(subject, step=with_gradients_spread(subject.step))
     buckets = grouped(subject.step, policy)
     on_links = OnLinks.of(grid.cluster, latency_s, is_scattered=grid.is_scattered)
     ways = tried(grid) if algorithm == AUTO else (algorithm,)

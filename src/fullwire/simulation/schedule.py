@@ -26,6 +26,8 @@ from fullwire.simulation.groups import Others
 from fullwire.simulation.stacked import StackedStep
 from fullwire.simulation.step import Step
 
+_PIECE_BYTES, _MOST_PIECES = 2**20, 64  # of a bucket whose gradients nobody knows
+
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Timeline:
@@ -58,6 +60,25 @@ def grouped(step: Step, policy: BucketPolicy) -> Buckets:
         return buckets
     sent_bytes = np.ceil(buckets.bytes * step.sent_share).astype(np.int64)
     return replace(buckets, bytes=sent_bytes)
+
+
+def with_gradients_spread(step: Step) -> Step:
+    """Return the step with gradients in place of each recorded bucket of them.
+
+    A trace shows buckets alone. Their gradients are taken to be alike, and to have become ready at
+    a steady pace since the bucket before.
+    """
+    pieces = np.clip(-(-step.bytes // _PIECE_BYTES), 1, _MOST_PIECES)
+    bucket = np.repeat(np.arange(len(pieces)), pieces)
+    number = np.arange(len(bucket)) - (np.cumsum(pieces) - pieces)[bucket]
+    count, size = pieces[bucket], step.bytes[bucket]
+    since_ns = np.append([0], step.ready_ns[:-1])[bucket]
+    took_ns = step.ready_ns[bucket] - since_ns
+    return replace(
+        step,
+        ready_ns=since_ns + took_ns * (number + 1) // count,
+        bytes=size * (number + 1) // count - size * number // count,
+    )
 
 
 def sent_in_buckets(step: Step) -> Step:

@@ -45,6 +45,15 @@ _BUCKET_LEAVES_NS = 5_000_000  # after its last gradient, at the latest: it may 
 _LOOKED_AT = 20  # steps, for how long other collectives are exposed
 _AS_MANY = 0.05  # of a step's gradients: buckets whose bytes differ by less hold all of them
 
+# The marks that a what-if needs, and how PyTorch's profiler writes them.
+_NEEDED = {
+    "step": ("marks of steps", "profiler.step() in the loop"),
+    "backward": (
+        "marks of backward passes",
+        "ProfilerActivity.CPU, if no CUDA graph holds the passes",
+    ),
+}
+
 # What a step sends: all its gradients at the least, its recorded buckets where these hold other
 # bytes, or nothing.
 Sending: TypeAlias = Literal["gradients", "buckets", "nothing"]
@@ -75,7 +84,7 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
     alone_ns = table.computed_ns - table.start_ns + tail_ns - apart_ns - waited_ns
     # Take the lower median of the ranks in each step: another rank may be late in each.
     usual_rank_ns = np.sort(alone_ns, axis=0)[(len(alone_ns) - 1) // 2]
-    step_ns = middle(usual_rank_ns)
+    step_ns = table.mean_of_rounds_ns(run, usual_rank_ns) if in_rounds else middle(usual_rank_ns)
     tail_alone_ns = middle(tail_ns.mean(axis=0)) - apart_ns
     together_ns = forward_ns + backward_ns + tail_alone_ns
     measured_ns, spread = length_ns, alone_ns.astype(np.float64)
@@ -168,6 +177,21 @@ class _Steps:
         first = max(0, len(places) // 2 - _LOOKED_AT // 2)
         return places[first : len(places) // 2 + _LOOKED_AT // 2 + 1]
 
+    def mean_of_rounds_ns(self, run: Run, own_ns: Whole) -> int:
+        """Return a worker's own mean step in a round, from its own time in each of these steps.
+
+        A trace shows no gradients in a round's other steps, so these steps lack them. They send
+        nothing, and may lack an optimizer: a worker alone takes the whole of their time.
+        """
+        summing_ns = float(own_ns[self.usual].mean())
+        numbers, lengths_ns, _ = shared_steps(run)
+        is_usual = kinds_of(run).usual(numbers, lengths_ns)
+        is_silent = is_usual & ~np.isin(numbers, run.gradients.step)
+        if not is_silent.any():
+            return round(summing_ns)
+        share = float(is_silent.sum() / is_usual.sum())
+        return round(summing_ns + (float(lengths_ns[is_silent].mean()) - summing_ns) * share)
+
     def side_by_side(self) -> _Steps:
         """Return the steps as if all ranks began each at the same moment."""
         ahead_ns = self.start_ns - np.round(self.start_ns.mean(axis=0)).astype(np.int64)
@@ -209,6 +233,9 @@ def _table_of_steps(run: Run) -> _Steps:
     if not _is_ordered(kept.rank, kept.step, kept.order):
         kept = kept.rows(np.lexsort((kept.order, kept.step, kept.rank)))
     shape = (len(ranks), len(numbers), -1)
+    ready_ns, sizes = kept.ready_ns.reshape(shape), kept.bytes.reshape(shape)
+    if not len(kept):  # one without bytes stands for those that stay with their ranks
+        ready_ns, sizes = computed_ns[:, :, None], np.zeros((*computed_ns.shape, 1), np.int64)
     return _Steps(
         ranks=ranks,
         numbers=numbers,
@@ -216,8 +243,8 @@ def _table_of_steps(run: Run) -> _Steps:
         end_ns=end_ns,
         backward_ns=begin_ns,
         computed_ns=computed_ns,
-        ready_ns=kept.ready_ns.reshape(shape),
-        bytes=kept.bytes.reshape(shape)[0, len(numbers) // 2],
+        ready_ns=ready_ns,
+        bytes=sizes[0, len(numbers) // 2],
         usual=kinds_of(run).usual(numbers, (end_ns - start_ns).mean(axis=0)),
     )
 
@@ -232,7 +259,10 @@ def _shared_steps(run: Run, marks: Spans, backwards: Spans) -> tuple[Whole, Whol
         for key, count in counts[0].items()
         if count == counts[1].get(key, 0) == 1 and counts[2].get(key, 0) == usual
     ]
-    if not whole or not usual:
+    # A trace of ranks that split each layer shows the layers' collectives, and no gradients.
+    is_split = run.provenance.origin == "imported" and run.facts.buckets is None
+    is_split &= bool(_workers(run) > 1 and (run.collectives.step >= 0).any())
+    if not whole or not (usual or is_split):
         rank, number = next(iter(counts[0]))
         backward, gradients = counts[1].get((rank, number), 0), counts[2].get((rank, number), 0)
         _refuse(
@@ -486,7 +516,7 @@ def _others(
     exposed_ns = max(_mean_ns(length_ns[table.usual]) - _mean_ns(own_ns), 0)
     within_ns = np.clip(usual.issue_ns, table.backward_ns[place], table.computed_ns[place])
     is_sum = (usual.op == "allreduce") | (usual.op == "reducescatter")
-    sums_all = bool(usual.bytes[is_sum].sum() >= table.bytes.sum())
+    sums_all = bool(usual.bytes[is_sum].sum() >= table.bytes.sum() > 0)
     sum_gradients = run.facts.buckets is None and sums_all
     workers = _workers(run)
     by_hand = set(usual.op.tolist()) == {"allreduce"} and set(among) == {workers}
@@ -550,10 +580,13 @@ def _mean_ns(values: Sequence[int] | NDArray[Any]) -> int:
 def _spans_named(run: Run, lane: str, name: str) -> Spans:
     rows = run.spans.rows((run.spans.lane == lane) & (run.spans.name == name))
     if not len(rows):
-        _refuse(
-            run,
-            f"a what-if needs a {lane} span named {name!r}, and this run has none",
+        needed, how = _NEEDED[name]
+        hint = (
+            f". A profiler's trace has them with {how}"
+            if run.provenance.origin == "imported"
+            else ""
         )
+        _refuse(run, f"a what-if needs {needed}, and this run has none{hint}")
     return rows
 
 

@@ -105,7 +105,9 @@ def _between_on_processors_s(run: Run, usual: Account) -> tuple[float, float]:
         ran_s = min((time_s for _, time_s in run.facts.probe_compute_s or ()), default=0.0)
     ran_s = (1 - below) * min(ran_s, computing_s)
     low_s = max(low * computing_s, ran_s) + (1 - below) * rest_s
-    return low_s, high * computing_s + (1 + above) * rest_s
+    # One worker beside the same programs does no more than each rank did in its step.
+    most_s = (1 + above) * max(usual.step_s, usual.alone_s)
+    return low_s, min(high * computing_s + (1 + above) * rest_s, most_s)
 
 
 def alone_by_account(run: Run, parts: Iterable[Spans] | None = None) -> Alone | None:

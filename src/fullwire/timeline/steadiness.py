@@ -12,6 +12,7 @@ import numpy as np
 
 from fullwire.collectives.cost import Floats
 from fullwire.run.centre import Centre, median_of
+from fullwire.run.usual import rows_of_rounds
 from fullwire.timeline.account import Account, Part
 
 MOST_OF_IT = 0.75  # of a part: if few steps hold as much, the part belongs to them
@@ -69,8 +70,19 @@ class Change:
 
 
 def changed_midway(account: Account) -> Change | None:
-    """Return the change, if the job became slower or faster midway, else None."""
-    by_step_s = _by_step_s(account)
+    """Return the change, if the job became slower or faster midway, else None.
+
+    Steps of several kinds take turns, which is no change: each is held against its own kind.
+    """
+    by_step_s, kinds = _by_step_s(account), account.kinds
+    numbers = account.steps[account.is_kept]
+    rounds = rows_of_rounds(kinds.rounds, numbers)
+    if len(rounds):
+        by_step_s = by_step_s[rounds].mean(axis=1)
+    elif kinds.kinds:
+        is_usual = account.is_typical[account.is_kept]
+        usual_s = by_step_s[is_usual].mean(axis=0)
+        by_step_s = by_step_s - kinds.expected(numbers, is_usual, by_step_s) + usual_s
     first, second = np.array_split(by_step_s, 2)
     if len(by_step_s) < _FEWEST_STEPS:
         return None

@@ -226,7 +226,7 @@ class Job:
             facts=Facts(
                 workers=world,
                 # A gradient in these tables is a whole bucket already.
-                buckets="none" if any(outline.has_gradients for _, outline in ordered) else None,
+                buckets="none" if any(outline.has_buckets for _, outline in ordered) else None,
                 marked_passes=next(iter(passes)) if len(passes) == 1 else None,
                 backend=_listed(outline.backend for _, outline in ordered),
                 groups=groups_told,
@@ -253,7 +253,7 @@ class Move:
         """Return the tables as those of this rank, with shifted times and steps."""
         return Placed(
             spans=self._moved(tables.spans, rank),
-            gradients=self._moved(tables.gradients, rank),
+            gradients=self._moved(tables.sent.gradients, rank),
             collectives=self._moved(collectives, rank),
             operations=self._moved(tables.operations, rank),
         )

@@ -1,10 +1,16 @@
-"""Find the collectives of one rank: from a device's kernels, or from marks on the processor."""
+"""Find the collectives of one rank: from a device's kernels, or from marks on the processor.
+
+A sum that is launched in a backward pass carries gradients, unless the pass waits for it. Where a
+layer is split over ranks, each part of the pass needs the sum of the part before. Such sums, and
+those of a batch norm over ranks, are no gradients.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +18,14 @@ from numpy.typing import NDArray
 from fullwire.importers.kineto.recognise import Known, dtype_of, kinds_of, op_of
 from fullwire.importers.kineto.scan import ABSENT, Columns, Trace, last_around
 from fullwire.importers.kineto.steps import Launched, Steps
-from fullwire.run.run import SIZE_UNKNOWN, Collectives, Text, Whole
+from fullwire.run.run import SIZE_UNKNOWN, Collectives, Gradients, Spans, Text, Whole
 
 # Libraries whose marks last as long as the collective; NCCL's last as long as its launch.
 _TIMED_LIBRARIES = ("gloo:", "mpi:", "ucc:", "fullwire:")
 _GATHERS = ("allgather", "gather")
 _MAY_SEND_NOTHING = ("barrier", "alltoall")
 _MOST_BYTES = 2**50
+_HANDED_OVER_NS = 5_000_000  # the last bucket leaves at most this long after the last operator
 _STEP_SEQUENCE = 2**20  # sequences count within a step, as ranks may begin at different steps
 
 
@@ -328,3 +335,140 @@ def _texts(values: list[str]) -> Text:
     column = np.empty(len(values), object)
     column[:] = values
     return column
+
+
+class Backward(NamedTuple):
+    """The work of backward passes: the place of its step, its launch, its beginning, its end."""
+
+    step: Whole
+    launched_ns: Whole
+    start_ns: Whole
+    end_ns: Whole
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SentBackward:
+    """The backward pass of each step, and the sums of gradients that leave it."""
+
+    passes: Spans
+    gradients: Gradients
+    are_buckets: bool  # all-reduces; else the scatters of a sharded model, or none
+
+
+def sent_backward(
+    steps: Steps, backward: Backward, found: Found, issued_ns: Whole, ready_ns: Whole
+) -> SentBackward:
+    """Find each step's backward pass, and the sums of gradients that leave it.
+
+    `issued_ns` is each collective's launch, and `ready_ns` the end of the work launched before it.
+    """
+    start_ns, end_ns = _extent(steps, backward.step, backward.start_ns, backward.end_ns)
+    launches = _extent(steps, backward.step, backward.launched_ns, backward.launched_ns)
+    kept = end_ns > start_ns
+    count = int(kept.sum())
+    marks = Spans(
+        rank=np.zeros(count, np.int64),
+        step=steps.number[kept],
+        lane=np.full(count, "host", object),
+        name=np.full(count, "backward", object),
+        start_ns=start_ns[kept],
+        end_ns=end_ns[kept],
+    )
+    place = np.searchsorted(steps.number, found.step)
+    place = np.minimum(place, max(len(steps.number) - 1, 0))
+    is_sum = np.zeros(len(found.step), bool)
+    if len(steps.number):
+        is_sum = np.isin(found.op, ("allreduce", "reducescatter"))
+        is_sum &= (found.bytes > 0) & (found.step >= 0)
+        is_sum &= (issued_ns >= launches[0][place]) & kept[place]
+        is_sum &= issued_ns <= np.minimum(launches[1], 2**62)[place] + _HANDED_OVER_NS
+        is_sum &= ~are_awaited(steps, backward, found, issued_ns)
+    # Replicas of a sharded model add up what was scattered once more: these are fewer bytes.
+    is_bucket = is_sum & (found.op == "allreduce")
+    sums = found.bytes.astype(np.float64)
+    is_sharded = sums[is_sum & ~is_bucket].sum() > sums[is_bucket].sum()
+    rows = np.flatnonzero(is_sum & ~is_bucket if is_sharded else is_bucket)
+    rows = rows[np.lexsort((ready_ns[rows], found.step[rows]))]
+    gradients = Gradients(
+        rank=np.zeros(len(rows), np.int64),
+        step=found.step[rows],
+        order=np.arange(len(rows)) - np.searchsorted(found.step[rows], found.step[rows]),
+        bytes=found.bytes[rows],
+        ready_ns=ready_ns[rows],
+    )
+    return SentBackward(marks, gradients, are_buckets=bool(len(rows)) and not is_sharded)
+
+
+def sent_on_device(
+    trace: Trace,
+    steps: Steps,
+    launched: Launched,
+    computes: NDArray[np.bool_],
+    found: Found,
+    issued_ns: Whole,
+) -> SentBackward:
+    """Find each step's backward pass and the buckets that leave it, which a what-if replays.
+
+    Autograd's operators launch the pass. It lasts from the first kernel that they launched to the
+    end of the last. A sum of gradients is ready when the kernels launched before it have ended.
+    `issued_ns` is each collective's launch.
+    """
+    operators = trace.operators
+    is_backward = operators["is_backward"] == 1
+    around = last_around(
+        operators["start_ns"],
+        operators["end_ns"],
+        operators["thread"],
+        is_backward,
+        launched.time_ns,
+        launched.thread,
+    )
+    mine = computes & (around >= 0) & (launched.step >= 0)
+    begin_ns = trace.work["start_ns"][mine]
+    end_ns = begin_ns + trace.work["duration_ns"][mine]
+    backward = Backward(launched.step[mine], launched.time_ns[mine], begin_ns, end_ns)
+    # For each moment, the end of all computation launched before it.
+    rows = np.flatnonzero(computes & (launched.time_ns != ABSENT))
+    rows = rows[np.argsort(launched.time_ns[rows], kind="stable")]
+    end_ns = np.maximum.accumulate((trace.work["start_ns"] + trace.work["duration_ns"])[rows])
+    place = np.searchsorted(launched.time_ns[rows], issued_ns, side="right")
+    ready_ns = np.append([ABSENT], end_ns)[place]
+    ready_ns = np.minimum(np.maximum(ready_ns, issued_ns), found.issue_ns)
+    return sent_backward(steps, backward, found, issued_ns, ready_ns)
+
+
+def are_awaited(
+    steps: Steps, backward: Backward, found: Found, issued_ns: Whole
+) -> NDArray[np.bool_]:
+    """Return which collectives a backward pass waits for.
+
+    They most often end before the work begins that is launched next. Those of one group, operation
+    and size are alike. If several were launched before that work, it may wait for the last of them.
+    """
+    kinds = list(zip(found.group.tolist(), found.op.tolist(), found.bytes.tolist(), strict=True))
+    if not len(backward.step) or not kinds:
+        return np.zeros(len(kinds), bool)
+    order = np.argsort(backward.launched_ns, kind="stable")
+    following = np.searchsorted(backward.launched_ns[order], issued_ns, side="right")
+    work = order[np.minimum(following, len(order) - 1)]
+    by_launch = np.argsort(issued_ns, kind="stable")
+    is_last = np.ones(len(kinds), bool)
+    is_last[by_launch[:-1]] = following[by_launch[1:]] != following[by_launch[:-1]]
+    is_told = is_last & (following < len(order)) & (steps.number[backward.step[work]] == found.step)
+    # A device may have nothing to do until its next work is launched, which is no wait.
+    launched_ns, start_ns = backward.launched_ns[work], backward.start_ns[work]
+    is_told &= (launched_ns < found.end_ns) | (launched_ns == start_ns)
+    waits = start_ns >= found.end_ns
+    votes: Counter[tuple[str, str, int]] = Counter()
+    for row in np.flatnonzero(is_told).tolist():
+        votes[kinds[row]] += 1 if waits[row] else -1
+    return np.array([votes[kind] > 0 for kind in kinds], bool)
+
+
+def _extent(steps: Steps, step: Whole, start_ns: Whole, end_ns: Whole) -> tuple[Whole, Whole]:
+    """Return by step the first start and the last end; an empty step ends before it starts."""
+    first = np.full(len(steps.number), -ABSENT - 1)
+    last = np.full(len(steps.number), ABSENT)
+    np.minimum.at(first, step, start_ns)
+    np.maximum.at(last, step, end_ns)
+    return first, last

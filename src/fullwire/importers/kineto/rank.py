@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.importers.kineto import collectives as found_collectives
-from fullwire.importers.kineto.collectives import Found
+from fullwire.importers.kineto.collectives import Backward, Found, SentBackward, sent_backward
 from fullwire.importers.kineto.contention import Slowing, slowing_of
 from fullwire.importers.kineto.recognise import Known, kinds_of, span_name
 from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, MOST_US, Trace, last_around
@@ -36,7 +36,7 @@ from fullwire.importers.kineto.steps import (
     passes_in_steps,
 )
 from fullwire.run.intervals import union, without
-from fullwire.run.run import SIZE_UNKNOWN, Gradients, Operations, Spans, Text, Whole
+from fullwire.run.run import SIZE_UNKNOWN, Operations, Spans, Text, Whole
 
 LONG = 0.02  # Share of the span: unknown kernels that together take less change no answer.
 _MOST_STEPS = 20_000  # Steps whose ends are kept, to give one step the same number on every rank.
@@ -61,7 +61,7 @@ class Outline:
     last_ns: int | None  # The last end, in the trace's own clock.
     step_ends_ns: Whole  # Ends of steps that lack numbers, in the trace's own clock.
     has_steps: bool
-    has_gradients: bool
+    has_buckets: bool
     passes: int | None  # Of a usual step; None where no mark of autograd tells them.
     collectives: int
     # Means of a step, by group and its members.
@@ -82,7 +82,7 @@ class Tables:
     """The tables of one rank whose number is still open: it is 0 in them."""
 
     spans: Spans
-    gradients: Gradients
+    sent: SentBackward
     found: Found
     operations: Operations
 
@@ -101,11 +101,12 @@ def read_rank(trace: Trace, pattern: re.Pattern[str] | None) -> tuple[Outline, T
         operators = trace.operators
         step = steps.of(operators["start_ns"])
         mine = (operators["is_backward"] == 1) & (step >= 0)
-        extent = _extent(steps, step[mine], operators["start_ns"][mine], operators["end_ns"][mine])
-        passes, gradients = _tables(steps, extent, extent, found, found.issue_ns, found.issue_ns)
-        spans = Spans.joined([_processor_spans(trace, steps), passes])
+        begin_ns, end_ns = operators["start_ns"][mine], operators["end_ns"][mine]
+        backward = Backward(step[mine], begin_ns, begin_ns, end_ns)
+        sent = sent_backward(steps, backward, found, found.issue_ns, found.issue_ns)
+        spans = Spans.joined([_processor_spans(trace, steps), sent.passes])
         operations = _operations(trace, steps)
-        tables = Tables(spans=spans, gradients=gradients, found=found, operations=operations)
+        tables = Tables(spans=spans, sent=sent, found=found, operations=operations)
     remarks = []
     if _lacks_its_devices(trace):
         remarks.append(
@@ -163,7 +164,7 @@ def _outline(
         last_ns=max(ends_ns, default=None),
         step_ends_ns=steps.end_ns[: 0 if steps.is_numbered else _MOST_STEPS],
         has_steps=bool(len(steps.number)),
-        has_gradients=bool(len(tables.gradients)),
+        has_buckets=tables.sent.are_buckets,
         passes=_passes_of_usual_step(trace, by_launch, kinds),
         collectives=len(found.op),
         joint=_joint(steps, found),
@@ -249,12 +250,12 @@ def _device_tables(
     marks = _marked(steps, *on_device(trace, steps, by_launch.step, computes))
     window = (int(work["start_ns"].min()), int(end_ns.max()))
     named = Found(**{name: getattr(found, name)[is_named] for name in Found.__slots__})
-    passes, gradients = _passes_on_device(
+    sent = found_collectives.sent_on_device(
         trace, steps, by_launch, computes, named, by_launch.time_ns[sending[is_named]]
     )
-    spans = Spans.joined([spans, marks, passes, _loading(trace, steps, window)])
+    spans = Spans.joined([spans, marks, sent.passes, _loading(trace, steps, window)])
     operations = _operations(trace, steps)
-    return Tables(spans=spans, gradients=gradients, found=named, operations=operations)
+    return Tables(spans=spans, sent=sent, found=named, operations=operations)
 
 
 def _operations(trace: Trace, steps: Steps) -> Operations:
@@ -349,47 +350,6 @@ def _spans(step: Whole, lane: Text, name: Text, start_ns: Whole, end_ns: Whole) 
     )
 
 
-_HANDED_OVER_NS = 5_000_000  # the last bucket leaves at most this long after the last operator
-
-
-def _passes_on_device(
-    trace: Trace,
-    steps: Steps,
-    launched: Launched,
-    computes: NDArray[np.bool_],
-    found: Found,
-    issued_ns: Whole,
-) -> tuple[Spans, Gradients]:
-    """Find each step's backward pass and the buckets that leave it, which a what-if replays.
-
-    Autograd's operators launch the pass. It lasts from the first kernel that they launched to the
-    end of the last. An all-reduce that was launched meanwhile carries a bucket. The bucket is ready
-    when the kernels launched before it have ended. `issued_ns` is each collective's launch.
-    """
-    operators = trace.operators
-    is_backward = operators["is_backward"] == 1
-    around = last_around(
-        operators["start_ns"],
-        operators["end_ns"],
-        operators["thread"],
-        is_backward,
-        launched.time_ns,
-        launched.thread,
-    )
-    mine = computes & (around >= 0) & (launched.step >= 0)
-    step, begin_ns = launched.step[mine], trace.work["start_ns"][mine]
-    extent = _extent(steps, step, begin_ns, begin_ns + trace.work["duration_ns"][mine])
-    launches = _extent(steps, step, launched.time_ns[mine], launched.time_ns[mine])
-    # For each moment, the end of all computation launched before it.
-    rows = np.flatnonzero(computes & (launched.time_ns != ABSENT))
-    rows = rows[np.argsort(launched.time_ns[rows], kind="stable")]
-    end_ns = np.maximum.accumulate((trace.work["start_ns"] + trace.work["duration_ns"])[rows])
-    place = np.searchsorted(launched.time_ns[rows], issued_ns, side="right")
-    ready_ns = np.append([ABSENT], end_ns)[place]
-    ready_ns = np.minimum(np.maximum(ready_ns, issued_ns), found.issue_ns)
-    return _tables(steps, extent, launches, found, issued_ns, ready_ns)
-
-
 def _passes_of_usual_step(trace: Trace, launched: Launched, kinds: NDArray[np.int8]) -> int | None:
     operators = trace.operators
     around = last_around(
@@ -409,49 +369,3 @@ def _passes_of_usual_step(trace: Trace, launched: Launched, kinds: NDArray[np.in
         around[rows] >= 0,
     )
     return round(float(np.median(counts))) if len(counts) else None
-
-
-def _extent(steps: Steps, step: Whole, start_ns: Whole, end_ns: Whole) -> tuple[Whole, Whole]:
-    """Return by step the first start and the last end; an empty step ends before it starts."""
-    first = np.full(len(steps.number), -ABSENT - 1)
-    last = np.full(len(steps.number), ABSENT)
-    np.minimum.at(first, step, start_ns)
-    np.maximum.at(last, step, end_ns)
-    return first, last
-
-
-def _tables(
-    steps: Steps,
-    extent: tuple[Whole, Whole],
-    launches: tuple[Whole, Whole],
-    found: Found,
-    issued_ns: Whole,
-    ready_ns: Whole,
-) -> tuple[Spans, Gradients]:
-    start_ns, end_ns = extent
-    kept = end_ns > start_ns
-    count = int(kept.sum())
-    marks = Spans(
-        rank=np.zeros(count, np.int64),
-        step=steps.number[kept],
-        lane=np.full(count, "host", object),
-        name=np.full(count, "backward", object),
-        start_ns=start_ns[kept],
-        end_ns=end_ns[kept],
-    )
-    place = np.searchsorted(steps.number, found.step)
-    place = np.minimum(place, max(len(steps.number) - 1, 0))
-    is_bucket = np.zeros(len(found.step), bool)
-    if len(steps.number):
-        is_bucket = (found.op == "allreduce") & (found.bytes > 0) & (found.step >= 0)
-        is_bucket &= (issued_ns >= launches[0][place]) & kept[place]
-        is_bucket &= issued_ns <= np.minimum(launches[1], 2**62)[place] + _HANDED_OVER_NS
-    rows = np.flatnonzero(is_bucket)
-    rows = rows[np.lexsort((ready_ns[rows], found.step[rows]))]
-    return marks, Gradients(
-        rank=np.zeros(len(rows), np.int64),
-        step=found.step[rows],
-        order=np.arange(len(rows)) - np.searchsorted(found.step[rows], found.step[rows]),
-        bytes=found.bytes[rows],
-        ready_ns=ready_ns[rows],
-    )

@@ -1,0 +1,234 @@
+"""Which sums of a trace carry gradients: those of split layers do not, scatters of shards do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fullwire as fw
+from fullwire.errors import UsageError
+from fullwire.importers import read
+from fullwire.run.run import Run
+from tests.unit.test_kineto import ALL_REDUCE, GEMM, Job, reduced
+
+LAYERS, STEPS, SIZE = 4, 6, 4_000_000
+BACKWARD = "autograd::engine::evaluate_function: AddmmBackward0"
+KERNELS = {
+    "allreduce": ALL_REDUCE,
+    "_allgather_base": "ncclDevKernel_AllGather_RING_LL",
+    "_reduce_scatter_base": "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL",
+}
+# A kernel with its pass and length, a collective with its group, name and size, or the wait for it.
+Part = tuple[Any, ...]
+
+
+def split() -> Iterator[Part]:
+    """Yield a step in which each layer needs the sum of the layer before."""
+    for is_backward, long_us in ((False, 100), (True, 200)):
+        for layer in range(LAYERS):
+            yield "work", is_backward, long_us
+            yield "send", "allreduce", "1", (is_backward, layer)
+            yield "wait", (is_backward, layer)
+    yield "work", False, 50
+
+
+def split_and_summed() -> Iterator[Part]:
+    """Yield the same with sums of gradients in another group, each beside the next layer."""
+    for part in split():
+        yield part
+        if part[0] == "work" and part[1]:
+            yield "send", "allreduce", "2", "gradients"
+
+
+def sharded() -> Iterator[Part]:
+    """Yield a step that gathers each layer ahead, and scatters its gradients."""
+    layers = [(False, each) for each in range(LAYERS)]
+    layers += [(True, each) for each in reversed(range(LAYERS))]
+    yield "send", "_allgather_base", "1", layers[0]
+    for layer, following in zip(layers, [*layers[1:], None], strict=True):
+        yield "wait", layer
+        if following is not None:
+            yield "send", "_allgather_base", "1", following
+        yield "work", layer[0], 400 if layer[0] else 200
+        if layer[0]:
+            yield "send", "_reduce_scatter_base", "1", "gradients"
+    yield "wait", "gradients"
+    yield "work", False, 50
+
+
+def bucketed(layers: int) -> Iterator[Part]:
+    """Yield a step with buckets of so many layers of 4 MB, of eight."""
+    yield "work", False, 800
+    for layer in range(1, 9):
+        yield "work", True, 400
+        if layer % layers == 0:
+            yield "send", "allreduce", "1", "gradients", layers * SIZE
+    yield "wait", "gradients"
+    yield "work", False, 50
+
+
+def in_rounds() -> Iterator[Part]:
+    """Yield a step that sends nothing and lacks the optimizer, and one with buckets."""
+    yield "work", False, 800
+    for _ in range(8):
+        yield "work", True, 400
+    yield ("mark",)
+    yield from bucketed(4)
+    yield "work", False, 2000
+
+
+def played(parts: Iterator[Part], rate_gbps: float, job: Job | None = None) -> float:
+    """Play the steps of a rank, alike on both, and return the length of one in microseconds.
+
+    Each group has a stream. A sum of 4 MB takes 320 us at 100 Gbps, and other operations half that.
+    """
+    program, now, began, count, start = list(parts), 0.0, 0.0, 0, 0.0
+    for _ in range(STEPS):
+        start = now
+        over: dict[Any, float] = {}
+        began, sent_until = now, {"1": now, "2": now}
+        for place, part in enumerate(program):
+            launch = began + place
+            if part[0] == "mark":
+                if job is not None:
+                    job.step(count, began, now)
+                began, count = now, count + 1
+            elif part[0] == "wait":
+                now = max(now, over[part[1]])
+            elif part[0] == "work":
+                if job is not None:
+                    job.kernel(GEMM, now, now + part[2], launch=launch)
+                    if part[1]:
+                        job.event("cpu_op", BACKWARD, launch - 0.1, launch + 0.8, tid=1)
+                now += part[2]
+            else:
+                _, op, group, name, *of_size = part
+                size = sum(of_size) or SIZE
+                begin = max(now, sent_until[group])
+                long_us = size * 8e-3 / rate_gbps / (1 if op == "allreduce" else 2)
+                sent_until[group] = over[name] = begin + long_us
+                if job is not None:
+                    sizes = {"Collective name": op}
+                    if op == "_allgather_base":
+                        sizes |= {"In msg nelems": size // 8}
+                    if op == "_reduce_scatter_base":
+                        sizes |= {"Out msg nelems": size // 8}
+                    args = reduced(size // 4, group) | sizes
+                    end, stream = begin + long_us, 8 + int(group)
+                    job.kernel(KERNELS[op], begin, end, launch=launch, stream=stream, **args)
+        now = max(now, *sent_until.values())
+        if job is not None:
+            job.step(count, began, now)
+        count += 1
+    return now - start
+
+
+def traced(where: Path, parts: Any, rate_gbps: float = 100) -> Run:
+    for rank in (0, 1):
+        job = Job(rank)
+        played(parts(), rate_gbps, job)
+        job.write(where / f"{rank}.json")
+    return read(where)
+
+
+def test_sums_that_a_split_layer_waits_for_are_no_gradients(tmp_path: Path) -> None:
+    run = traced(tmp_path, split)
+    assert len(run.gradients) == 0
+    assert run.facts.buckets is None
+    fixes = fw.explain(run, bandwidth="100Gbps").fixes
+    assert {fix.kind for fix in fixes} <= {"link", "transport"}
+    table = fw.whatif(run, line_rate="100Gbps", bandwidth="50Gbps", transport="measured")
+    assert table["step_s"][0] == pytest.approx(played(split(), 50) * 1e-6, rel=0.03)
+    with pytest.raises(UsageError, match="whose collectives sum its gradients"):
+        fw.whatif(run, line_rate="100Gbps", buckets="ddp")
+
+
+def test_gradients_beside_a_split_layer_are_told_from_its_sums(tmp_path: Path) -> None:
+    run = traced(tmp_path, split_and_summed)
+    assert run.facts.buckets == "none"
+    assert len(run.gradients) == 2 * STEPS * LAYERS
+    first = run.gradients.rows((run.gradients.rank == 0) & (run.gradients.step == 0))
+    ended_us = [4 * 420 + 200 + 520 * layer for layer in range(LAYERS)]
+    assert first.ready_ns.tolist() == [1000 * each for each in ended_us]
+
+
+def test_a_device_that_waits_for_its_next_launch_does_not_wait_for_a_sum(tmp_path: Path) -> None:
+    """Eight short kernels, 100 us apart, each with a sum that ends before the next is launched."""
+    for rank in (0, 1):
+        job = Job(rank)
+        for number in range(STEPS):
+            begin = 1_000 * number
+            job.step(number, begin, begin + 1_000)
+            for part in range(8):
+                now = begin + 100 * part
+                job.event("cpu_op", BACKWARD, now, now + 15, tid=1)
+                job.kernel(GEMM, now + 5, now + 30, launch=now + 2)
+                of_sum = reduced(250_000)
+                job.kernel(ALL_REDUCE, now + 30, now + 70, launch=now + 10, stream=9, **of_sum)
+        job.write(tmp_path / f"{rank}.json")
+    run = read(tmp_path)
+    assert len(run.gradients) == 2 * STEPS * 8
+    assert run.facts.buckets == "none"
+
+
+@pytest.mark.parametrize("rate_gbps", [25, 100, 200, 400])
+def test_a_sharded_model_hides_its_gathers_between_as_it_did_and_as_it_could(
+    tmp_path: Path, rate_gbps: float
+) -> None:
+    run = traced(tmp_path, sharded)
+    assert run.facts.buckets is None
+    assert len(run.gradients) == 2 * STEPS * LAYERS
+    asked: dict[str, Any] = {"line_rate": "100Gbps", "transport": "measured"}
+    table = fw.whatif(run, **asked, bandwidth=f"{rate_gbps}Gbps")
+    step_s = played(sharded(), rate_gbps) * 1e-6
+    low_s, high_s = table.interval_s
+    assert low_s[0] <= step_s <= high_s[0]
+    if rate_gbps == 100:
+        assert table["step_s"][0] == pytest.approx(step_s, rel=0.01)
+
+
+def test_other_buckets_of_a_trace_take_its_gradients_to_come_at_a_steady_pace(
+    tmp_path: Path,
+) -> None:
+    run = traced(tmp_path, lambda: bucketed(4))
+    asked: dict[str, Any] = {"line_rate": "100Gbps", "transport": "measured"}
+    table = fw.whatif(run, **asked, buckets=["ddp:4MB", "ddp:8MB", "ddp:16MB", "none"])
+    step_s = [played(bucketed(layers), 100) * 1e-6 for layers in (1, 2, 4, 4)]
+    assert table["step_s"] == pytest.approx(step_s, rel=0.03)
+    at_once_s = step_s[-1]  # if each bucket were one gradient, no buckets would be sooner
+    assert (table.interval_s[1][:3] >= at_once_s).all()
+    assert any("take the gradients to become ready at a steady pace" in w for w in table.warnings)
+    [fix] = [fix for fix in fw.explain(run, bandwidth="100Gbps").fixes if fix.kind == "buckets"]
+    assert fix.low_s < step_s[0] < at_once_s < fix.high_s
+
+
+@pytest.mark.parametrize(
+    ("without", "reason"),
+    [("cpu_op", "ProfilerActivity.CPU"), ("user_annotation", "profiler.step()")],
+)
+def test_a_trace_without_passes_or_steps_is_refused_with_the_way_to_have_them(
+    tmp_path: Path, without: str, reason: str
+) -> None:
+    for rank in (0, 1):
+        job = Job(rank)
+        played(bucketed(4), 100, job)
+        job.events = [event for event in job.events if event["cat"] != without]
+        job.write(tmp_path / f"{rank}.json")
+    with pytest.raises(UsageError, match=re.escape(reason)):
+        fw.whatif(read(tmp_path), line_rate="100Gbps", bandwidth="200Gbps")
+    with pytest.raises(UsageError, match=f"in a step|{re.escape(reason)}"):
+        fw.whatif(read(tmp_path), line_rate="100Gbps", transport="measured")
+
+
+@pytest.mark.parametrize("rate_gbps", [100, 200])
+def test_a_steps_own_time_is_the_mean_of_a_round_with_steps_that_send_nothing(
+    tmp_path: Path, rate_gbps: float
+) -> None:
+    run = traced(tmp_path, in_rounds)
+    table = fw.whatif(run, line_rate="100Gbps", bandwidth=f"{rate_gbps}Gbps", transport="measured")
+    assert table["step_s"][0] == pytest.approx(played(in_rounds(), rate_gbps) / 2e6, rel=0.005)
+    assert not any("too low" in each for each in fw.explain(run, bandwidth="100Gbps").warnings)
