@@ -74,6 +74,7 @@ from fullwire.findings.plans import (
     OtherParallelism,
     OtherType,
     ProcessorsStay,
+    RowsUnmeasured,
     UnlikeGroup,
     UsualMlp,
 )
@@ -184,7 +185,7 @@ def _with_measured(
         return asked
     question, path = asked[0], Path(calibrate)
     devices = question.cluster.devices
-    rows, passed_over = measured_steps(
+    table = measured_steps(
         path,
         question.global_batch * question.sequence / devices,
         **dict.fromkeys(("global_batch", "gbs"), question.global_batch),
@@ -194,8 +195,12 @@ def _with_measured(
         model=question.model,
         **dict.fromkeys(("gpu", "device"), question.device),
     )
-    measured, notes = calibration_of(question, path, rows)
-    unread = [ColumnsPassedOver(columns=passed_over)] if passed_over else []
+    measured, notes = calibration_of(question, path, table.steps)
+    unread: list[Finding] = []
+    if table.passed_over:
+        unread.append(ColumnsPassedOver(columns=table.passed_over))
+    if table.unmeasured:
+        unread.append(RowsUnmeasured(lines=table.unmeasured))
     about = (*notes, *unread)
     return [replace(each, calibration=measured, notes=(*each.notes, *about)) for each in asked]
 

@@ -457,7 +457,7 @@ def calibration_of(
     logs, shares, unsure = [], [], []
     left_out: set[str] = set()
     least_s = _least_step_s(question)
-    for number, (fixed, measured_s, column) in enumerate(rows, start=2):
+    for fixed, measured_s, column, number in rows:
         if measured_s < least_s:
             raise DamagedInput(
                 path,

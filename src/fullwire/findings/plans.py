@@ -123,6 +123,18 @@ class ColumnsPassedOver(Finding):
     columns: tuple[str, ...]
 
 
+class RowsUnmeasured(Finding):
+    """Rows of the table of measured steps tell no time."""
+
+    template = (
+        "{lines:line|lines} {lines:list} of the measured steps {lines:has|have} no time and "
+        "{lines:is|are} left out"
+    )
+    is_assumption = True
+
+    lines: tuple[int, ...]
+
+
 class MeasuredFarOff(Finding):
     """A measured step is far from its price."""
 
