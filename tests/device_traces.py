@@ -92,6 +92,7 @@ class Job:
     attention: Attention = "aten"
     shows_products: bool = True
     has_product_kernels: bool = True
+    idle_us: float = 0.0  # of a device, before each step
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -214,6 +215,7 @@ def device_traced(place: Path, job: Job) -> None:
         of = _Rank(job, rank, every)
         for step in range(2):
             began_us = of.now_us
+            of.now_us += job.idle_us
             _step(of)
             mark = {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "args": {}}
             of.events.append(

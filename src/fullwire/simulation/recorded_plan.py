@@ -134,6 +134,8 @@ class Recorded:
                 gemm=habits.gemm * gemm,
                 attention=habits.attention * attention,
                 vector=habits.vector * vector,
+                microbatch_s=self.habits.microbatch_s,
+                step_s=self.habits.step_s,
             ),
             pace=self.pace if self.is_network_told else (1.0, 0.0),
         )
@@ -339,6 +341,9 @@ def calibrated(
         pass_s={"host": 0.0, "dispatch": 0.0} if is_known else _of_host_s(recognised, job.plans),
     )
     job = replace(job, groups=GroupTimes(here))  # the ratios hold the recorded pace
+    if is_known:
+        of_host, recorded = _with_host(recorded, job)
+        ratios.append(of_host)
     alone = recorded.priced(job)
     between_s = float((alone.bubble_s + alone.pp_s)[0])
     if layout.pp > 1 and busy_s["pp"] > 0:
@@ -372,12 +377,16 @@ def _of_computing(recognised: Recognised, job: Job, plain: Priced) -> tuple[list
     rest_s = busy_s["rest"] - (float(plain.compute_s[0]) - sum(work_s.values()))
     if recognised.layout.zero < 3:  # then copies are those of the layers
         rest_s += busy_s["shards"]
+    moved_s = float(plain.compute_s[0]) - work_s["gemm"] - work_s["attention"]
     if job.device.family != _PROCESSOR:  # kernels of the optimizer bear no mark
         rest_s -= float(plain.optimizer_s[0])
+        moved_s += float(plain.optimizer_s[0])
+    # If all that moves values takes less time than modelled, so does each part of it.
+    least_s = work_s["vector"] * min(1.0, busy_s["rest"] / moved_s)
     ratios = [
         Ratio("matrix products", busy_s["matmul"], work_s["gemm"]),
         Ratio("attention", busy_s["attention"], work_s["attention"]),
-        Ratio("norms, activations", max(rest_s, 0.05 * work_s["vector"]), work_s["vector"]),
+        Ratio("norms, activations", max(rest_s, least_s), work_s["vector"]),
     ]
     gemm, attention, vector = (ratio.ratio for ratio in ratios)
     seen = replace(
@@ -387,6 +396,24 @@ def _of_computing(recognised: Recognised, job: Job, plain: Priced) -> tuple[list
         vector=habits.vector * vector,
     )
     return ratios, seen
+
+
+def _with_host(recorded: Recorded, job: Job) -> tuple[Ratio, Recorded]:
+    """Compare the time that the device waits for the host, and let other plans take it over.
+
+    The trace shows the time of a microbatch and of a step that no part explains. The host's
+    launches stay as modelled: they may count on a plan with less work for each device. Of a
+    pipeline's idle time, the bubble comes first.
+    """
+    habits, busy_s = recorded.habits, recorded.recognised.busy_s
+    bare = replace(recorded, habits=replace(habits, microbatch_s=0.0, step_s=0.0)).priced(job)
+    modelled_s = float(recorded.priced(job).host_s[0])
+    bubble_s = float((bare.bubble_s + bare.pp_s)[0])
+    waited_s = min(busy_s["host"], max(0.0, busy_s["host"] + busy_s["pp"] - bubble_s))
+    launches_s = float(bare.host_s[0])
+    share = max(0.0, waited_s - launches_s) / (modelled_s - launches_s)
+    habits = replace(habits, microbatch_s=share * habits.microbatch_s, step_s=share * habits.step_s)
+    return Ratio("waits for the host", waited_s, modelled_s), replace(recorded, habits=habits)
 
 
 def _of_host_s(recognised: Recognised, plans: Plans) -> dict[str, float]:
