@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire as fw
+from fullwire.answers.planned import PlanAnswer
 from fullwire.clusters.cluster import Cluster, Inside, Nics
 from fullwire.clusters.description import as_toml
 from fullwire.errors import DamagedInput, FullwireError, UsageError
@@ -353,6 +354,23 @@ def test_stages_take_zero_1_where_the_recorded_job_shards_its_parameters(
         as_asked = fw.plan(recorded=job, to=asked)
         assert {one.zero for one in as_asked.plans} == {3}
         assert OptimizerOnly(zero=3) not in as_asked.assumed
+
+
+def test_sums_of_the_other_kind_of_sharding_are_not_in_the_recording(
+    job: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def width(answer: PlanAnswer) -> float:
+        return answer.best.interval.high_s / answer.best.interval.low_s
+
+    whole = fw.plan(recorded=job, to="tp=1,dp=4,zero=0")
+    sharding(monkeypatch)
+    same = fw.plan(recorded=job, to="tp=1,dp=4,zero=3")
+    other = fw.plan(recorded=job, to="tp=1,dp=4,zero=0")
+    alone = fw.plan(recorded=job, to="tp=4,dp=1")
+    unseen = NotInRecording(messages="sums of gradients without ZeRO-3")
+    assert unseen in other.assumed
+    assert not {unseen} & {*whole.assumed, *same.assumed, *alone.assumed}
+    assert width(other) > 1.2 * max(width(whole), width(same))
 
 
 def test_a_recorded_microbatch_of_three_is_kept(job: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,6 +205,8 @@ class Recorded:
         found = [name for name, is_shown in has.items() if degrees[name] > 1 and not is_shown]
         if degrees["zero"] == 3 and layout.zero < 3:
             found.append("zero")
+        if degrees["zero"] < 3 and layout.zero == 3 and degrees["dp"] * degrees["cp"] > 1:
+            found.append("whole")  # ZeRO-3 adds up gradients in another way: see `shards_alike`
         devices = math.prod(degrees[name] for name in ("tp", "pp", "dp", "cp"))
         if self.is_on_processors and self.processors is None and devices != layout.devices:
             found.append("devices")
