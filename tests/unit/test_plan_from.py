@@ -141,7 +141,12 @@ def test_the_terminal_shows_what_was_recognised(
 ) -> None:
     found = fw.plan(recorded=steps["tp 2 pp 2 dp 1"][0], to="tp=1,pp=2")
     print_plan(found)
-    said = " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    assert "\nmatrix products " in printed  # to the left, as texts of all tables
+    assert "\n\n\n" not in printed
+    assert "\nFits: TP 1, PP 2, DP 2, " in printed  # nobody asked about other plans
+    assert "more are slower" not in printed
+    said = " ".join(printed.split())
     assert "TP 2, PP 2, DP 1, microbatch 1, global batch 8 of 128 tokens, fp32" in said
     assert "4 layers of 512, 8 heads" in said
     assert "matrix products" in said
@@ -888,3 +893,10 @@ def test_a_step_that_is_cut_in_its_middle_tells_no_layers(share: float, tmp_path
     assert found is not None
     assert (found.layers, found.global_batch) == (LAYERS, BATCH)
     assert found.step_s == pytest.approx(step_s, rel=0.01)
+
+
+def test_a_trace_without_a_rank_that_embeds_says_which_ranks_do(tmp_path: Path) -> None:
+    traced(tmp_path / "job", pp=2)
+    (tmp_path / "job" / "rank0.json").unlink()
+    with pytest.raises(DamagedInput, match=r"embedding .* as ranks of the first stage have"):
+        fw.plan(recorded=tmp_path / "job", to="pp=1")

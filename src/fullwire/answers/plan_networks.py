@@ -53,7 +53,7 @@ from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.stage_memory import GIB
 
 USUAL_HOURS = 24.0  # of training, where goodput is asked for and no hours are given
-_MESSAGES = {  # of what a recorded plan may not have
+_MESSAGES = {  # by kind
     "tp": "messages of tensor parallelism",
     "pp": "transfers between stages",
     "dp": "sums of gradients",

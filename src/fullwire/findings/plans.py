@@ -404,9 +404,9 @@ class OpenRecomputation(Finding):
 class BestFits(Finding):
     """The best of the plans that fit."""
 
-    template = "Fits, best of {considered:,} plans: {plan}"
+    template = "Fits{considered:?, best of {considered:,} plans}: {plan}"
 
-    considered: int
+    considered: int | None  # if several were asked about
     plan: str
 
 

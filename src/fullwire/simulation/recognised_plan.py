@@ -376,10 +376,8 @@ class _Recognising:
             if math.prod(sizes[1]) >= tokens
         ]
         if not found:
-            raise self._lacks(
-                "an embedding of the microbatch's tokens",
-                "none: give the trace of a rank of the first stage too",
-            )
+            expected = "an embedding of the microbatch's tokens, as ranks of the first stage have"
+            raise self._lacks(expected, "none")
         return max(found, key=lambda sizes: (math.prod(sizes[1]), sizes[0][0]))
 
     def _is_given(self, hidden: int, head_dim: int) -> bool:
