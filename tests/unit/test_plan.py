@@ -917,6 +917,16 @@ def test_a_fixed_degree_that_other_degrees_do_not_leave_is_told_with_what_helps(
     assert f"dp={fw.plan('llama3-8b', **{**asked, **helps}).best.dp}" == helps["fix"]
 
 
+def test_a_batch_that_is_too_small_for_a_cluster_names_the_nodes_that_it_fits() -> None:
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "seq": 8192, "top": 1, "global_batch": 8}
+    with pytest.raises(UsageError, match=r"of dp or --nodes 8, got 8 on .* The nearest is 32$"):
+        fw.plan("llama3-8b", **asked, nodes=32, fix="tp=2,pp=4,cp=1")
+    assert fw.plan("llama3-8b", **asked, nodes=8, fix="tp=2,pp=4,cp=1").best.dp == 8
+    # Four devices are no whole nodes.
+    with pytest.raises(UsageError, match=r"of dp, got 4 on 8 devices. The nearest is 8$"):
+        fw.plan("llama3-8b", **{**asked, "global_batch": 4}, nodes=1, fix="tp=1,pp=1,cp=1")
+
+
 def test_a_part_of_an_hour_is_told_as_it_was_asked_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
