@@ -44,7 +44,7 @@ from fullwire.findings.plans import (
 from fullwire.importers.kineto import scan
 from fullwire.report.plans import plan_data, print_plan
 from fullwire.run.gaps import Gap
-from fullwire.run.run import Collectives, Run
+from fullwire.run.run import Collectives, Provenance, Run
 from fullwire.simulation import recorded_plan
 from fullwire.simulation.recognised_plan import Recognised, recognised
 from fullwire.words import sentence
@@ -79,6 +79,8 @@ def test_the_plan_and_the_model_are_recognised(
         found = fw.plan(recorded=path, to=degrees).recorded
         assert found is not None
         assert {name: getattr(found, name) for name in degrees} == degrees
+        in_capitals = {name.upper(): ways for name, ways in degrees.items()}
+        assert fw.plan(recorded=path, to=in_capitals).recorded == found
         sizes = (found.layers, found.hidden, found.heads, found.kv_heads, found.ffn, found.vocab)
         assert sizes == (LAYERS, HIDDEN, HEADS, HEADS, FFN, VOCAB)
         assert (found.global_batch, found.sequence, found.microbatch) == (BATCH, SEQUENCE, 1)
@@ -112,6 +114,12 @@ def test_a_trace_without_shapes_and_a_plan_without_a_run_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=r"record_shapes=True.*got 'tests"):
         fw.plan(recorded="tests/data/inputs/kineto-cpu", to="tp=2")
+    recording = replace(
+        fw.read("tests/data/inputs/kineto-cpu"),
+        provenance=Provenance(origin="measured", source="torchrun job.py"),
+    )
+    with pytest.raises(UsageError, match=r"got a recording of `fullwire record`, which keeps no"):
+        fw.plan(recorded=recording, to="tp=2")
     with pytest.raises(UsageError, match="to: expected a recorded run"):
         fw.plan("llama3-8b", cluster="dgx-h100", global_batch=64, to="tp=2")
     with pytest.raises(UsageError, match="cluster: expected one"):

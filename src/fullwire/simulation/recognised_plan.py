@@ -95,9 +95,11 @@ class _Recognising:
             expected = "a trace of whole steps with the shapes of operations"
             if not len(marks_of_steps(run)):
                 raise self._lacks(expected, "no step")
+            given = f"{shown(run.provenance.source)} without them"
+            if run.provenance.origin == "measured":
+                given = "a recording of `fullwire record`, which keeps no operations"
             raise UsageError(
-                f"from: expected {expected} (profile(record_shapes=True)), got "
-                f"{shown(run.provenance.source)} without them"
+                f"from: expected {expected} (profile(record_shapes=True)), got {given}"
             )
         self.calls: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
         self.spent_ns: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
