@@ -317,3 +317,18 @@ def test_norms_are_as_quick_as_the_rest_of_what_moves_values(tmp_path: Path) -> 
         assert norms.work == "norms, activations"
         assert norms.measured_s < rest_s
         assert norms.measured_s / rest_s > 0.1
+
+
+@pytest.mark.parametrize("tp", [1, 8])
+def test_sums_of_other_groups_are_no_sums_of_a_rank(tmp_path: Path, tp: int) -> None:
+    sharded = Job(framework="megatron", tp=tp, shard=2, shards_optimizer=True)
+    for name, job, zero in (
+        ("whole", replace(sharded, shards_optimizer=False), 0),
+        ("", sharded, 1),
+    ):
+        (tmp_path / name).mkdir(exist_ok=True)
+        found = found_in(tmp_path / name, job)
+        assert found.layout.zero == zero
+        own_bytes = 2 * LAYERS * (4 * HIDDEN**2 + 3 * HIDDEN * FFN) // tp
+        assert found.summed_bytes == own_bytes
+        assert not calibrated(found, None, accelerator("h100")).sums_each_microbatch

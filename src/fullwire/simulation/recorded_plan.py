@@ -430,10 +430,8 @@ def _of_host_s(recognised: Recognised, plans: Plans) -> dict[str, float]:
 def _sums_each_microbatch(recognised: Recognised) -> bool:
     """Return whether a job without ZeRO-3 adds gradients up after each microbatch."""
     layout = recognised.layout
-    sums = [size for op, size, _ in recognised.messages["dp"] if op != "allgather"]
     own_values = recognised.model.parameters / (layout.tp * layout.pp)
-    each_step = sum(sums) / max(recognised.steps, 1)
-    return layout.zero < 3 and each_step > 1.5 * layout.gradient_bytes * own_values
+    return layout.zero < 3 and recognised.summed_bytes > 1.5 * layout.gradient_bytes * own_values
 
 
 _SURE = 0.2  # a smaller share of large messages' rate comes from noise in the small ones
