@@ -92,6 +92,8 @@ class Job:
     attention: Attention = "aten"
     shows_products: bool = True
     has_product_kernels: bool = True
+    idle_us: float = 0.0  # of a device, before each step
+    shards_optimizer: bool = False  # Megatron's distributed optimizer
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -214,6 +216,7 @@ def device_traced(place: Path, job: Job) -> None:
         of = _Rank(job, rank, every)
         for step in range(2):
             began_us = of.now_us
+            of.now_us += job.idle_us
             _step(of)
             mark = {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "args": {}}
             of.events.append(
@@ -255,7 +258,10 @@ def _step(of: _Rank) -> None:
             for _ in range(LAYERS // job.pp):
                 _layer(of, tokens, forward=forward)
     values = LAYERS // job.pp * (4 * HIDDEN**2 + 3 * HIDDEN * FFN) // job.tp
-    if is_megatron:
+    if is_megatron and job.shards_optimizer:
+        of.message("_reduce_scatter_base", "DATA_PARALLEL_GROUP_WITH_CP", values)
+        of.message("_allgather_base", "DATA_PARALLEL_GROUP_WITH_CP", values)
+    elif is_megatron:
         of.message("allreduce", "DATA_PARALLEL_GROUP_WITH_CP", values)
     else:
         shard = "mesh_fsdp" if job.framework == "torchtitan-unflattened" else "mesh_dp_shard_cp"

@@ -25,6 +25,7 @@ from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.collective import RestsOnLeastRate
 from fullwire.findings.goodput import PublishedFailures, UsualHours, UsualRestart, UsualStorage
 from fullwire.findings.plans import (
+    ColumnsPassedOver,
     DevicesLeftOut,
     EvenExperts,
     FastestStands,
@@ -374,7 +375,7 @@ def test_measured_steps_calibrate(tmp_path: Path) -> None:
     for wrong, said in (
         ("TP,tp,step_time_s\n8,8,7\n", "expected one column tp"),
         ("mbs,microbatch,step_time_s\n1,1,7\n", "expected one column microbatch"),
-        ("micro_batch,step_time_s\n1,7\n", "expected columns among tp, .*, got 'micro_batch'"),
+        ("micro_batch,mbs,step_time_s\n1,1,7\n", "expected one column microbatch"),
         ("tp,notes,step_time_s\n8,x,7,9\n", "measured.csv:2: expected 3 cells in a row"),
         ("tp,step_time_s\n8,7\nx,7\n", "measured.csv:3: tp: expected a whole number"),
     ):
@@ -472,9 +473,14 @@ def test_measured_steps_name_columns_as_tables_of_runs_do(tmp_path: Path) -> Non
         "tp,pp,dp,microbatch,step_time_s",
         "TP,PP,DP,Microbatch,Step_time_s",
         "tp,pp,dp,mbs,step_time_s",
+        " tp , pp , dp , micro_batch , step_s",
+        "tensor_model_parallel_size,pipeline_model_parallel_size,dp_size,micro-batch-size,iter_s",
+        "Tensor Parallel,Pipeline Parallel,data_parallel_degree,micro_batch_size,step time (s)",
     ):
         table.write_text(f"{heads}\n8,4,2,1,{usual().best.step_s}\n")
-        steps_s.add(fw.plan("llama3-70b", **ASKED, calibrate=table, top=1).best.step_s)
+        answer = fw.plan("llama3-70b", **ASKED, calibrate=table, top=1)
+        steps_s.add(answer.best.step_s)
+        assert not any(isinstance(one, ColumnsPassedOver) for one in answer.assumed)
     assert len(steps_s) == 1
 
 
@@ -524,11 +530,39 @@ def test_a_measured_row_without_a_time_is_passed_over_and_told(tmp_path: Path) -
     table.write_text("tp,pp,step_time_s\n8,4,25.5\n8,2,OOM\n\n4,4,\n8,4,250\n")
     notes = fw.plan("llama3-70b", **ASKED, calibrate=table).assumed
     told = " ".join(map(sentence, notes))
-    assert "lines 3, 5 of the measured steps tell no time" in told
+    assert "lines 3, 5 of the measured steps have no time and are left out" in told
     assert "line 6 of the measured steps is right, though" in told
     table.write_text("tp,pp,step_time_s\n8,4,OOM\n")
     with pytest.raises(UsageError, match="expected rows with step_time_s or tokens_s_gpu"):
         fw.plan("llama3-70b", **ASKED, calibrate=table)
+
+
+def test_measured_steps_may_have_other_units_separators_and_rows_that_failed(
+    tmp_path: Path,
+) -> None:
+    def calibrated_by(text: str) -> tuple[float, str]:
+        table = tmp_path / "measured.csv"
+        table.write_text(text)
+        answer = fw.plan("llama3-70b", **ASKED, calibrate=table, top=1)
+        return answer.best.step_s, " ".join(map(sentence, answer.assumed))
+
+    step_s, told = calibrated_by("tp,pp,dp,microbatch,step_time_s\n8,4,2,1,61.5\n")
+    assert "no time" not in told
+    for text in (
+        "tp,pp,dp,mbs,step_time_ms\n8,4,2,1,61500\n",
+        "tp,pp,dp,mbs,elapsed time per iteration (ms)\n8,4,2,1,61500.0\n",
+        "tp,pp,dp,mbs,step_time\n8,4,2,1,61.5 s\n",
+        "tp,pp,dp,mbs,step_time_s\n8.0,4.0,2.0,1.0,61500 ms\n",
+        "tp;pp;dp;mbs;step_time_s;note\n8;4;2;1;61,5;warm\n",
+        "tp\tpp\tdp\tmbs\tcp\tstep_time_s\n8\t4\t2\t1\t-\t61.5\n",
+        '"tp", "pp", "dp", "mbs", "step_time_s"\n8, 4, 2, 1, 61.5\n',
+        "# of Monday\n\ntp,pp,dp,mbs,step_time_s\n8,4,2,1,61.5\n",
+        f'tp,pp,dp,mbs,tokens/s/GPU\n8,4,2,1,"{256 * 8192 / 64 / 61.5:.6f}"\n',
+    ):
+        assert calibrated_by(text)[0] == pytest.approx(step_s, rel=1e-6), text
+    also, told = calibrated_by("tp,pp,dp,mbs,step_time_s\n8,4,2,1,61.5\n8,1,8,1,OOM\n8,2,4,1,\n")
+    assert also == step_s
+    assert "lines 3, 4 of the measured steps have no time and are left out" in told
 
 
 def test_a_measured_step_stands_for_the_fastest_plan_that_fits_it(tmp_path: Path) -> None:
@@ -934,6 +968,16 @@ def test_a_fixed_degree_that_other_degrees_do_not_leave_is_told_with_what_helps(
     with pytest.raises(UsageError, match=f"^{line}$"):
         fw.plan("llama3-8b", **asked, fix=f"dp={dp}")
     assert f"dp={fw.plan('llama3-8b', **{**asked, **helps}).best.dp}" == helps["fix"]
+
+
+def test_a_batch_that_is_too_small_for_a_cluster_names_the_nodes_that_it_fits() -> None:
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "seq": 8192, "top": 1, "global_batch": 8}
+    with pytest.raises(UsageError, match=r"of dp or --nodes 8, got 8 on .* The nearest is 32$"):
+        fw.plan("llama3-8b", **asked, nodes=32, fix="tp=2,pp=4,cp=1")
+    assert fw.plan("llama3-8b", **asked, nodes=8, fix="tp=2,pp=4,cp=1").best.dp == 8
+    # Four devices are no whole nodes.
+    with pytest.raises(UsageError, match=r"of dp, got 4 on 8 devices. The nearest is 8$"):
+        fw.plan("llama3-8b", **{**asked, "global_batch": 4}, nodes=1, fix="tp=1,pp=1,cp=1")
 
 
 def test_a_part_of_an_hour_is_told_as_it_was_asked_for(
@@ -1454,7 +1498,8 @@ def test_memory_that_the_name_of_a_device_does_not_state_is_told() -> None:
     ("heading", "said"),
     [
         ("tp,pp,tp,step_time_s", "expected one column tp, got 'tp,pp,tp,step_time_s'"),
-        ("tp,pp,step_time_ms", "expected a column step_time_s or tokens_s_gpu, got 'tp,pp,step_ti"),
+        ("tp;pp;tflops", "expected a column step_time_s or tokens_s_gpu, got 'tp;pp;tflops'"),
+        ("tp,pp,step", "expected a column step_time_s or tokens_s_gpu, got 'tp,pp,step'"),
     ],
 )
 def test_a_bad_heading_of_measured_steps_is_named(tmp_path: Path, heading: str, said: str) -> None:

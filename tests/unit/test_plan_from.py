@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire as fw
+from fullwire.answers.planned import PlanAnswer
 from fullwire.clusters.cluster import Cluster, Inside, Nics
 from fullwire.clusters.description import as_toml
 from fullwire.errors import DamagedInput, FullwireError, UsageError
@@ -43,7 +44,7 @@ from fullwire.findings.plans import (
 from fullwire.importers.kineto import scan
 from fullwire.report.plans import plan_data, print_plan
 from fullwire.run.gaps import Gap
-from fullwire.run.run import Collectives, Run
+from fullwire.run.run import Collectives, Provenance, Run
 from fullwire.simulation import recorded_plan
 from fullwire.simulation.recognised_plan import Recognised, recognised
 from fullwire.words import sentence
@@ -78,6 +79,8 @@ def test_the_plan_and_the_model_are_recognised(
         found = fw.plan(recorded=path, to=degrees).recorded
         assert found is not None
         assert {name: getattr(found, name) for name in degrees} == degrees
+        in_capitals = {name.upper(): ways for name, ways in degrees.items()}
+        assert fw.plan(recorded=path, to=in_capitals).recorded == found
         sizes = (found.layers, found.hidden, found.heads, found.kv_heads, found.ffn, found.vocab)
         assert sizes == (LAYERS, HIDDEN, HEADS, HEADS, FFN, VOCAB)
         assert (found.global_batch, found.sequence, found.microbatch) == (BATCH, SEQUENCE, 1)
@@ -111,6 +114,14 @@ def test_a_trace_without_shapes_and_a_plan_without_a_run_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=r"record_shapes=True.*got 'tests"):
         fw.plan(recorded="tests/data/inputs/kineto-cpu", to="tp=2")
+    recording = replace(
+        fw.read("tests/data/inputs/kineto-cpu"),
+        provenance=Provenance(origin="measured", source="torchrun job.py"),
+    )
+    with pytest.raises(
+        UsageError, match=r"record_shapes.*got a recording of `fullwire record` without"
+    ):
+        fw.plan(recorded=recording, to="tp=2")
     with pytest.raises(UsageError, match="to: expected a recorded run"):
         fw.plan("llama3-8b", cluster="dgx-h100", global_batch=64, to="tp=2")
     with pytest.raises(UsageError, match="cluster: expected one"):
@@ -140,7 +151,12 @@ def test_the_terminal_shows_what_was_recognised(
 ) -> None:
     found = fw.plan(recorded=steps["tp 2 pp 2 dp 1"][0], to="tp=1,pp=2")
     print_plan(found)
-    said = " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    assert "\nmatrix products " in printed  # to the left, as texts of all tables
+    assert "\n\n\n" not in printed
+    assert "\nFits: TP 1, PP 2, DP 2, " in printed  # nobody asked about other plans
+    assert "more are slower" not in printed
+    said = " ".join(printed.split())
     assert "TP 2, PP 2, DP 1, microbatch 1, global batch 8 of 128 tokens, fp32" in said
     assert "4 layers of 512, 8 heads" in said
     assert "matrix products" in said
@@ -353,6 +369,23 @@ def test_stages_take_zero_1_where_the_recorded_job_shards_its_parameters(
         as_asked = fw.plan(recorded=job, to=asked)
         assert {one.zero for one in as_asked.plans} == {3}
         assert OptimizerOnly(zero=3) not in as_asked.assumed
+
+
+def test_sums_of_the_other_kind_of_sharding_are_not_in_the_recording(
+    job: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def width(answer: PlanAnswer) -> float:
+        return answer.best.interval.high_s / answer.best.interval.low_s
+
+    whole = fw.plan(recorded=job, to="tp=1,dp=4,zero=0")
+    sharding(monkeypatch)
+    same = fw.plan(recorded=job, to="tp=1,dp=4,zero=3")
+    other = fw.plan(recorded=job, to="tp=1,dp=4,zero=0")
+    alone = fw.plan(recorded=job, to="tp=4,dp=1")
+    unseen = NotInRecording(messages="sums of gradients without ZeRO-3")
+    assert unseen in other.assumed
+    assert not {unseen} & {*whole.assumed, *same.assumed, *alone.assumed}
+    assert width(other) > 1.2 * max(width(whole), width(same))
 
 
 def test_a_recorded_microbatch_of_three_is_kept(job: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -870,3 +903,10 @@ def test_a_step_that_is_cut_in_its_middle_tells_no_layers(share: float, tmp_path
     assert found is not None
     assert (found.layers, found.global_batch) == (LAYERS, BATCH)
     assert found.step_s == pytest.approx(step_s, rel=0.01)
+
+
+def test_a_trace_without_a_rank_that_embeds_says_which_ranks_do(tmp_path: Path) -> None:
+    traced(tmp_path / "job", pp=2)
+    (tmp_path / "job" / "rank0.json").unlink()
+    with pytest.raises(DamagedInput, match=r"embedding .* as ranks of the first stage have"):
+        fw.plan(recorded=tmp_path / "job", to="pp=1")

@@ -20,6 +20,8 @@ from fullwire.report.contents import fact_rows
 from fullwire.run.run import Run
 from fullwire.simulation.described_groups import degrees_of, kind_of_messages, kinds_of
 from fullwire.simulation.recognised_plan import Recognised, recognised
+from fullwire.simulation.recorded_plan import calibrated
+from fullwire.workloads.accelerators import accelerator
 from fullwire.workloads.architecture import Architecture
 from tests.device_traces import (
     FFN,
@@ -289,3 +291,44 @@ def test_free_products_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match=r"expected the time of the layers' matrix products.*none"):
         found_in(tmp_path, job)
+
+
+@pytest.mark.parametrize("idle_s", [0.0, 0.03])
+def test_a_device_waits_for_the_host_as_long_as_its_trace_shows(
+    tmp_path: Path, idle_s: float
+) -> None:
+    device_traced(tmp_path / "job", Job(framework="megatron", tp=2, idle_us=1e6 * idle_s))
+    plain = fw.plan(recorded=tmp_path / "job", to="tp=2")
+    assert plain.recorded is not None
+    by_work = {ratio.work: ratio for ratio in plain.recorded.ratios}
+    assert by_work["waits for the host"].measured_s == pytest.approx(idle_s, abs=1e-3)
+    # So eight times the batch is eight times the work. Waits are of a step or of microbatches.
+    more = fw.plan(recorded=tmp_path / "job", to="tp=2", global_batch=8 * plain.global_batch)
+    work_s = plain.best.step_s - idle_s
+    assert idle_s + 0.85 * 8 * work_s < more.best.step_s < 8 * (idle_s + work_s)
+
+
+def test_norms_are_as_quick_as_the_rest_of_what_moves_values(tmp_path: Path) -> None:
+    found = found_in(tmp_path, Job(framework="megatron", tp=2))
+    device = accelerator("h100")
+    for rest_s in (found.busy_s["rest"] / 2, found.busy_s["rest"]):
+        less = replace(found, busy_s={**found.busy_s, "rest": rest_s})
+        norms = calibrated(less, None, device).ratios[2]
+        assert norms.work == "norms, activations"
+        assert norms.measured_s < rest_s
+        assert norms.measured_s / rest_s > 0.1
+
+
+@pytest.mark.parametrize("tp", [1, 8])
+def test_sums_of_other_groups_are_no_sums_of_a_rank(tmp_path: Path, tp: int) -> None:
+    sharded = Job(framework="megatron", tp=tp, shard=2, shards_optimizer=True)
+    for name, job, zero in (
+        ("whole", replace(sharded, shards_optimizer=False), 0),
+        ("", sharded, 1),
+    ):
+        (tmp_path / name).mkdir(exist_ok=True)
+        found = found_in(tmp_path / name, job)
+        assert found.layout.zero == zero
+        own_bytes = 2 * LAYERS * (4 * HIDDEN**2 + 3 * HIDDEN * FFN) // tp
+        assert found.summed_bytes == own_bytes
+        assert not calibrated(found, None, accelerator("h100")).sums_each_microbatch

@@ -74,7 +74,7 @@ from fullwire.findings.plans import (
     OtherParallelism,
     OtherType,
     ProcessorsStay,
-    RowsPassedOver,
+    RowsUnmeasured,
     UnlikeGroup,
     UsualMlp,
 )
@@ -195,13 +195,13 @@ def _with_measured(
         model=question.model,
         **dict.fromkeys(("gpu", "device"), question.device),
     )
-    measured, notes = calibration_of(question, path, table.rows)
-    columns, lines = table.columns_passed_over, table.lines_passed_over
-    about = (
-        *notes,
-        *([ColumnsPassedOver(columns=columns)] if columns else []),
-        *([RowsPassedOver(lines=lines)] if lines else []),
-    )
+    measured, notes = calibration_of(question, path, table.steps)
+    unread: list[Finding] = []
+    if table.passed_over:
+        unread.append(ColumnsPassedOver(columns=table.passed_over))
+    if table.unmeasured:
+        unread.append(RowsUnmeasured(lines=table.unmeasured))
+    about = (*notes, *unread)
     return [replace(each, calibration=measured, notes=(*each.notes, *about)) for each in asked]
 
 

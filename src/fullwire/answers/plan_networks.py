@@ -54,12 +54,13 @@ from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.stage_memory import GIB
 
 USUAL_HOURS = 24.0  # of training, where goodput is asked for and no hours are given
-_MESSAGES = {  # of each degree
+_MESSAGES = {  # by kind
     "tp": "messages of tensor parallelism",
     "pp": "transfers between stages",
     "dp": "sums of gradients",
     "cp": "messages of context parallelism",
     "zero": "gathers of parameters",
+    "whole": "sums of gradients without ZeRO-3",
 }
 
 

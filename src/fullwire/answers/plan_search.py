@@ -456,7 +456,7 @@ def calibration_of(
     logs, shares, unsure = [], [], []
     left_out: set[str] = set()
     least_s = _least_step_s(question)
-    for line, fixed, measured_s, column in rows:
+    for fixed, measured_s, column, line in rows:
         if measured_s < least_s:
             raise DamagedInput(
                 path,

@@ -268,7 +268,7 @@ def fixed_degrees(
         name, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not value:
             raise UsageError(f"{option}: expected NAME=VALUE such as tp=8, got {shown(part)}")
-        if _degree(name, option) in fixed:
+        if (name := _degree(name, option)) in fixed:
             raise UsageError(f"{option}: expected one {name}, got {fixed[name]} and {value}")
         fixed[name] = _decided(name, value)
     return fixed
@@ -280,13 +280,13 @@ def _decided(name: str, value: int | str) -> int | str:
 
 
 def _degree(name: str, option: str) -> str:
-    """Return the name of a degree, if it is one."""
-    if name not in FIXABLE:
+    """Return the name of a degree, if it is one; capital letters are as good as small ones."""
+    if name.lower() not in FIXABLE:
         raise UsageError(
             f"{option}: expected one of {', '.join(FIXABLE)}, got {shown(name)}"
             f"{nearest_name(name, FIXABLE)}"
         )
-    return name
+    return name.lower()
 
 
 def simulated_step(answer: PlanAnswer, plan: Planned) -> Run:

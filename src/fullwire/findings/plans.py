@@ -136,10 +136,13 @@ class ColumnsPassedOver(Finding):
     columns: tuple[str, ...]
 
 
-class RowsPassedOver(Finding):
-    """The table of measured steps has rows that tell no time."""
+class RowsUnmeasured(Finding):
+    """Rows of the table of measured steps tell no time."""
 
-    template = "{lines:line|lines} {lines:list} of the measured steps {lines:tells|tell} no time"
+    template = (
+        "{lines:line|lines} {lines:list} of the measured steps {lines:has|have} no time and "
+        "{lines:is|are} left out"
+    )
     is_assumption = True
 
     lines: tuple[int, ...]
@@ -414,9 +417,9 @@ class OpenRecomputation(Finding):
 class BestFits(Finding):
     """The best of the plans that fit."""
 
-    template = "Fits, best of {considered:,} plans: {plan}"
+    template = "Fits{considered:?, best of {considered:,} plans}: {plan}"
 
-    considered: int
+    considered: int | None  # if several were asked about
     plan: str
 
 

@@ -85,7 +85,8 @@ def print_plan(result: PlanAnswer) -> None:
         _print_recorded(result.recorded)
     if result.other_clusters:
         say(sentence(_best_cluster(result)))
-    say(sentence(BestFits(considered=result.considered, plan=in_words(best))))
+    considered = result.considered if result.considered > 1 else None
+    say(sentence(BestFits(considered=considered, plan=in_words(best))))
     is_told = result.device_bytes < NOT_TOLD_BYTES
     of_best = BestStep(
         step_s=best.step_s,
@@ -113,7 +114,8 @@ def print_plan(result: PlanAnswer) -> None:
         say("= cannot be told from the best: sites differ by 3 % on the same plan.")
     say("shown: communication that no computing hides.")
     out = result.left_out
-    say(sentence(OthersLeftOut(does_not_fit=out["does_not_fit"], slower=out["slower"])))
+    if considered is not None:
+        say(sentence(OthersLeftOut(does_not_fit=out["does_not_fit"], slower=out["slower"])))
     _print_exposed(best)
     for worth in result.why:
         other = AnotherChoice(
@@ -187,12 +189,14 @@ def _print_recorded(one: FromRun) -> None:
         [ratio.work, f"{ratio.measured_s:.3g} s", f"{ratio.modelled_s:.3g} s", f"{ratio.ratio:.2f}"]
         for ratio in one.ratios
     ]
-    print_table(["work of the recorded step", "measured", "modelled", "ratio"], rows, {"work"})
+    work = "work of the recorded step"
+    print_table([work, "measured", "modelled", "ratio"], rows, {work})
     for part in sentences(one.not_recognised):
         say(f"Not recognised: {part}.")
     for line in sentences([RunIsPartial(what=gap) for gap in one.missing]):
         say(line)
-    say("")
+    if one.not_recognised or one.missing:  # else the table ends with an empty line
+        say("")
 
 
 def in_words(one: Planned) -> str:

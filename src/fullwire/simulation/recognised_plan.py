@@ -55,6 +55,7 @@ class Recognised:
     step_s: float
     busy_s: Mapping[str, float]
     messages: Mapping[str, tuple[tuple[str, float, float], ...]]  # by kind: op, bytes, seconds
+    summed_bytes: float  # of gradients, by a rank in a step
     unlike_group: int | None  # the ranks of a data-parallel group that does not fit the degrees
     has_usual_mlp: bool  # no product shows its width: four times the hidden vector is taken
     other_groups: Mapping[str, int]  # ranks of expert or sequence parallelism: ep, sp
@@ -95,10 +96,9 @@ class _Recognising:
             expected = "a trace of whole steps with the shapes of operations"
             if not len(marks_of_steps(run)):
                 raise self._lacks(expected, "no step")
-            raise UsageError(
-                f"from: expected {expected} (profile(record_shapes=True)), got "
-                f"{shown(run.provenance.source)} without them"
-            )
+            is_ours = run.provenance.origin == "measured"
+            given = "a recording of `fullwire record`" if is_ours else shown(run.provenance.source)
+            raise UsageError(f"from: expected {expected} (record_shapes=True), got {given} without")
         self.calls: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
         self.spent_ns: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
         columns = (table.rank, table.step, table.name, table.shapes, table.calls, table.busy_ns)
@@ -194,11 +194,10 @@ class _Recognising:
             step_s=times.step_s(),
             busy_s=busy_s,
             messages=kinds,
+            summed_bytes=messages.summed_bytes(),
             unlike_group=self.unlike_group,
             has_usual_mlp=self.has_usual_mlp,
-            other_groups={
-                kind: self.told.of[kind] for kind in ("ep", "sp") if self.told.of.get(kind, 1) > 1
-            },
+            other_groups={kind: n for kind in ("ep", "sp") if (n := self.told.of.get(kind, 1)) > 1},
             has_mesh="mesh_" in (self.run.facts.groups or ""),
             open_vocabulary=self.open_vocabulary,
             other_tp=self.other_tp,
@@ -376,10 +375,8 @@ class _Recognising:
             if math.prod(sizes[1]) >= tokens
         ]
         if not found:
-            raise self._lacks(
-                "an embedding of the microbatch's tokens",
-                "none: give the trace of a rank of the first stage too",
-            )
+            expected = "an embedding of the microbatch's tokens, as ranks of the first stage have"
+            raise self._lacks(expected, "none")
         return max(found, key=lambda sizes: (math.prod(sizes[1]), sizes[0][0]))
 
     def _is_given(self, hidden: int, head_dim: int) -> bool:

@@ -134,6 +134,8 @@ class Recorded:
                 gemm=habits.gemm * gemm,
                 attention=habits.attention * attention,
                 vector=habits.vector * vector,
+                microbatch_s=self.habits.microbatch_s,
+                step_s=self.habits.step_s,
             ),
             pace=self.pace if self.is_network_told else (1.0, 0.0),
         )
@@ -203,6 +205,8 @@ class Recorded:
         found = [name for name, is_shown in has.items() if degrees[name] > 1 and not is_shown]
         if degrees["zero"] == 3 and layout.zero < 3:
             found.append("zero")
+        if degrees["zero"] < 3 and layout.zero == 3 and degrees["dp"] * degrees["cp"] > 1:
+            found.append("whole")  # ZeRO-3 adds up gradients in another way: see `shards_alike`
         devices = math.prod(degrees[name] for name in ("tp", "pp", "dp", "cp"))
         if self.is_on_processors and self.processors is None and devices != layout.devices:
             found.append("devices")
@@ -339,6 +343,9 @@ def calibrated(
         pass_s={"host": 0.0, "dispatch": 0.0} if is_known else _of_host_s(recognised, job.plans),
     )
     job = replace(job, groups=GroupTimes(here))  # the ratios hold the recorded pace
+    if is_known:
+        of_host, recorded = _with_host(recorded, job)
+        ratios.append(of_host)
     alone = recorded.priced(job)
     between_s = float((alone.bubble_s + alone.pp_s)[0])
     if layout.pp > 1 and busy_s["pp"] > 0:
@@ -372,12 +379,16 @@ def _of_computing(recognised: Recognised, job: Job, plain: Priced) -> tuple[list
     rest_s = busy_s["rest"] - (float(plain.compute_s[0]) - sum(work_s.values()))
     if recognised.layout.zero < 3:  # then copies are those of the layers
         rest_s += busy_s["shards"]
+    moved_s = float(plain.compute_s[0]) - work_s["gemm"] - work_s["attention"]
     if job.device.family != _PROCESSOR:  # kernels of the optimizer bear no mark
         rest_s -= float(plain.optimizer_s[0])
+        moved_s += float(plain.optimizer_s[0])
+    # If all that moves values takes less time than modelled, so does each part of it.
+    least_s = work_s["vector"] * min(1.0, busy_s["rest"] / moved_s)
     ratios = [
         Ratio("matrix products", busy_s["matmul"], work_s["gemm"]),
         Ratio("attention", busy_s["attention"], work_s["attention"]),
-        Ratio("norms, activations", max(rest_s, 0.05 * work_s["vector"]), work_s["vector"]),
+        Ratio("norms, activations", max(rest_s, least_s), work_s["vector"]),
     ]
     gemm, attention, vector = (ratio.ratio for ratio in ratios)
     seen = replace(
@@ -387,6 +398,24 @@ def _of_computing(recognised: Recognised, job: Job, plain: Priced) -> tuple[list
         vector=habits.vector * vector,
     )
     return ratios, seen
+
+
+def _with_host(recorded: Recorded, job: Job) -> tuple[Ratio, Recorded]:
+    """Compare the time that the device waits for the host, and let other plans take it over.
+
+    The trace shows the time of a microbatch and of a step that no part explains. The host's
+    launches stay as modelled: they may count on a plan with less work for each device. Of a
+    pipeline's idle time, the bubble comes first.
+    """
+    habits, busy_s = recorded.habits, recorded.recognised.busy_s
+    bare = replace(recorded, habits=replace(habits, microbatch_s=0.0, step_s=0.0)).priced(job)
+    modelled_s = float(recorded.priced(job).host_s[0])
+    bubble_s = float((bare.bubble_s + bare.pp_s)[0])
+    waited_s = min(busy_s["host"], max(0.0, busy_s["host"] + busy_s["pp"] - bubble_s))
+    launches_s = float(bare.host_s[0])
+    share = max(0.0, waited_s - launches_s) / (modelled_s - launches_s)
+    habits = replace(habits, microbatch_s=share * habits.microbatch_s, step_s=share * habits.step_s)
+    return Ratio("waits for the host", waited_s, modelled_s), replace(recorded, habits=habits)
 
 
 def _of_host_s(recognised: Recognised, plans: Plans) -> dict[str, float]:
@@ -401,10 +430,8 @@ def _of_host_s(recognised: Recognised, plans: Plans) -> dict[str, float]:
 def _sums_each_microbatch(recognised: Recognised) -> bool:
     """Return whether a job without ZeRO-3 adds gradients up after each microbatch."""
     layout = recognised.layout
-    sums = [size for op, size, _ in recognised.messages["dp"] if op != "allgather"]
     own_values = recognised.model.parameters / (layout.tp * layout.pp)
-    each_step = sum(sums) / max(recognised.steps, 1)
-    return layout.zero < 3 and each_step > 1.5 * layout.gradient_bytes * own_values
+    return layout.zero < 3 and recognised.summed_bytes > 1.5 * layout.gradient_bytes * own_values
 
 
 _SURE = 0.2  # a smaller share of large messages' rate comes from noise in the small ones

@@ -168,12 +168,37 @@ class TracedMessages:
         Gloo sums all gradients where NCCL leaves each rank its part. Then the gathers must have
         the size of the parameters, in 16 bits or more: a job may also gather its metrics.
         """
-        messages = self.by_kind()["dp"]
-        gathers = [size for op, size, _ in messages if op == "allgather"]
-        is_scattered = any(op == "reducescatter" for op, *_ in messages)
-        if not is_scattered and sum(gathers) < len(self.steps) * own_values:
+        own = self.of_a_rank("dp")
+        gathers, gathered_bytes = own.get("allgather", (0.0, 0.0))
+        if "reducescatter" not in own and gathered_bytes < own_values:
             return 0
-        return 3 if len(gathers) > micro * len(self.steps) else 1
+        return 3 if gathers > micro else 1
+
+    def of_a_rank(self, kind: str) -> dict[str, tuple[float, float]]:
+        """Return how many messages of a kind a rank has in a step, and their bytes, by operation.
+
+        A mean over ranks: those of other groups have messages of their own.
+        """
+        table = self.table
+        ranks = set(table.rank.tolist())
+        is_chosen = np.isin(table.step, self.steps) & (table.bytes >= _SMALL_BYTES)
+        found: dict[tuple[int, str, int, str, int], float] = {}
+        for row in np.flatnonzero(is_chosen).tolist():
+            if self.kind(row) == kind:
+                where = int(table.rank[row]), str(table.group[row]), int(table.step[row])
+                what = str(table.op[row]), int(table.sequence[row])
+                found[(*where, *what)] = float(table.bytes[row])
+        share = 1 / max(len(ranks) * len(self.steps), 1)
+        own: dict[str, tuple[float, float]] = {}
+        for (*_, op, _), size in found.items():
+            count, total = own.get(op, (0.0, 0.0))
+            own[op] = count + share, total + share * size
+        return own
+
+    def summed_bytes(self) -> float:
+        """Return the bytes of gradients that a rank adds up in a step."""
+        own = self.of_a_rank("dp")
+        return sum(own.get(op, (0.0, 0.0))[1] for op in ("allreduce", "reducescatter"))
 
     def described(self, group: str) -> str:
         """Return the parallelism that a group's description names; empty if it is open.
