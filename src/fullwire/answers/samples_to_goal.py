@@ -438,12 +438,8 @@ def global_batch(name: str, run: Run) -> int:
         raise UsageError(
             f"{name} does not know its batch: expected that of the whole job with --recorded-batch"
         )
-    return round(samples * _passes(run))
-
-
-def _passes(run: Run) -> float:
-    """Return the passes of a step, of all workers together."""
-    return (run.facts.workers or 1) * (passes_of_step(run) or 1)
+    passes_of_all = (run.facts.workers or 1) * (passes_of_step(run) or 1)
+    return round(samples * passes_of_all)
 
 
 def about_batch(run: Run) -> tuple[Finding, ...]:

@@ -330,12 +330,10 @@ def _check_fields(
             raise UsageError(f"{place}: {shown(name)[1:-1]}: no such field, {meant}")
         if name in numbers:
             numbers[name].check(value, f"{place}: {name}")
-        elif name in texts and not _is_line(value):
+        elif name in texts and not (
+            isinstance(value, str) and value.isprintable() and value.strip()
+        ):
             raise UsageError(f"{place}: {name}: expected a line of text, got {shown(value)}")
-
-
-def _is_line(value: object) -> bool:
-    return isinstance(value, str) and value.isprintable() and bool(value.strip())
 
 
 def _check_peaks(peaks: Mapping[str, Any], bounds: _Bounds, place: str) -> None:
