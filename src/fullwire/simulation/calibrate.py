@@ -416,14 +416,16 @@ class _Used:
     wire_bytes: float
     hops: float
     processor_s: float
-    idle_share: float  # of processors, while bytes were on their way
+    idle_share: float  # of the time of messages: they held no processor
 
     def misfit(self, s_per_byte: float, s_per_hop: float) -> float:
         """Return how far this work for bytes and messages is from the used time, in spreads."""
         idle = self.idle_share**2
-        bytes_s = self.wire_bytes * s_per_byte / (1 + _MORE_WHERE_BUSY * idle)
-        work_s = bytes_s + self.hops * s_per_hop
-        spread = np.hypot(_KERNEL_FACTOR.spread, _MORE_OFF * idle * bytes_s / work_s)
+        work_s = self.wire_bytes * s_per_byte / (1 + _MORE_WHERE_BUSY * idle)
+        work_s += self.hops * s_per_hop
+        usual_s = self.wire_bytes * _GLOO_S_PER_BYTE.value, self.hops * _GLOO_S_PER_HOP.value
+        of_bytes = usual_s[0] / sum(usual_s)
+        spread = np.hypot(_KERNEL_FACTOR.spread, _MORE_OFF * idle * of_bytes)
         return float(np.log(_KERNEL_FACTOR.value * self.processor_s / work_s) / spread)
 
 
