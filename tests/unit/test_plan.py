@@ -1272,6 +1272,9 @@ def test_measured_steps_of_another_job_are_refused(tmp_path: Path) -> None:
         ("model", "Llama-3-70B", "llama3-8b"),
         ("model", "our own", "llama3-8b"),
         ("gpu", "H100-80GB", "A100"),
+        ("gpu", "H100 (MIG off)", "NVIDIA H100 80GB HBM3 MIG 3g.40gb"),
+        ("gpu", "H100", "A100-SXM4-80GB MIG 3g.40gb"),
+        ("gpu", "our own", "h100_1g.10gb"),
     ):
         table.write_text(f"tp,{name},step_time_s\n8,{same},20\n8,{other},20\n")
         with pytest.raises(

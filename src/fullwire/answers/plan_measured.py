@@ -17,7 +17,7 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.plans import MeasuredDiffer, MeasuredFarOff
 from fullwire.simulation.plan_space import FIXABLE
 from fullwire.units import printed, seconds, shown
-from fullwire.workloads.accelerators import Accelerator, accelerator
+from fullwire.workloads.accelerators import SLICE, Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.architecture_files import built_in
 
@@ -132,14 +132,16 @@ class _Column(NamedTuple):
         """Refuse a step that was measured on another job than the one that is asked about.
 
         A table may write a whole number as 512.0. A model or a device under a name that nobody
-        knows may be the one that is asked about.
+        knows may be the one that is asked about. A slice of a device is another one.
         """
         try:
             if isinstance(asked, Architecture):
                 known = built_in(cell)
                 is_same = known is None or known.parameters == asked.parameters
             elif isinstance(asked, Accelerator):
-                is_same = accelerator(cell).family == asked.family
+                is_same = cell.lower() == asked.name.lower() or (
+                    not SLICE.search(cell) and accelerator(cell).family == asked.family
+                )
             else:
                 is_same = cell.lower() == asked if isinstance(asked, str) else float(cell) == asked
         except UsageError:
