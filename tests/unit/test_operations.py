@@ -131,10 +131,23 @@ def test_a_choice_of_memories_and_a_rate_state_no_memory(written: str) -> None:
     assert device.other_memory_gb is None
 
 
-@pytest.mark.parametrize("text", ["NVIDIA H100 80GB HBM3 MIG 3g.40gb", "A100 1g.10gb"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("NVIDIA H100 80GB HBM3 MIG 3g.40gb", "A100 1g.10gb", "a100_3g.20gb", "A100 MIG1g.5gb"),
+        *("mig_3g.20gb A100", "A100 MIG", "A100 (MIG mode: enabled)", "A100 MIG 1c.3g.20gb"),
+    ],
+)
 def test_a_part_of_a_device_is_no_whole_one(text: str) -> None:
     with pytest.raises(UsageError, match=r"expected a whole device, or a file of `fullwire bench"):
         accelerator(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["A100 (MIG off)", "A100 mig disabled", "A100, MIG mode: Disabled", "A100 without MIG"]
+)
+def test_a_device_that_is_not_divided_is_a_whole_one(text: str) -> None:
+    assert accelerator(text).family == "a100"
 
 
 def test_an_unknown_device_is_refused_with_those_that_are_known() -> None:

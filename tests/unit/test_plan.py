@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import fullwire as fw
+from fullwire.answers.plan_measured import MeasuredTable, measured_steps
 from fullwire.answers.plan_networks import device_of
 from fullwire.answers.plan_search import usable
 from fullwire.answers.planned import Lasting, PlanAnswer, Planned
@@ -563,6 +564,125 @@ def test_measured_steps_may_have_other_units_separators_and_rows_that_failed(
     also, told = calibrated_by("tp,pp,dp,mbs,step_time_s\n8,4,2,1,61.5\n8,1,8,1,OOM\n8,2,4,1,\n")
     assert also == step_s
     assert "lines 3, 4 of the measured steps have no time and are left out" in told
+
+
+def measured(folder: Path, text: str, **question: int) -> MeasuredTable:
+    table = folder / "measured.csv"
+    table.write_text(text)
+    return measured_steps(table, 32768, **question)
+
+
+@pytest.mark.parametrize(
+    "remark",
+    [
+        "# Step time",
+        "# tp, step_time_s",
+        "# columns: tp, pp, step time",
+        "# Step time\n#",
+        "Step time",
+    ],
+)
+def test_a_remark_that_names_a_time_is_no_heading(tmp_path: Path, remark: str) -> None:
+    (step,) = measured(tmp_path, f"{remark}\ntp,step_time_s\n8,9.1\n").steps
+    assert (step.degrees, step.step_s) == ({"tp": 8}, 9.1)
+
+
+def test_each_column_of_the_job_is_compared_with_it(tmp_path: Path) -> None:
+    """Two columns may tell one value, as the frameworks' names are many."""
+    for columns, cells, wrong in (
+        ("seq,seq_len", "2048,4096", "seq: expected 4096 as asked, got '2048'"),
+        ("seq,seq_len", "4096,2048", "seq: expected 4096 as asked, got '2048'"),
+        ("GPUs,world_size", "256,512", "gpus: expected 512 as asked, got '256'"),
+    ):
+        with pytest.raises(DamagedInput, match=wrong):
+            measured(tmp_path, f"{columns},step_time_s\n{cells},9\n", seq=4096, gpus=512)
+    for length in ("4096.0", '"4,096"', "4_096"):
+        text = f"seq,seq_len,step_time_s\n{length},4096,9\n"
+        assert measured(tmp_path, text, seq=4096).steps
+
+
+@pytest.mark.parametrize(
+    ("columns", "cells", "passed_over"),
+    [
+        ("step_time_s,step_time_ms", "9,9000", "step_time_ms"),
+        ("step_time,step_time_s", "8 s,9", "step_time"),
+        ("tokens_per_sec_per_gpu,tokens_s_gpu,step_time_s", "1,1,9", "tokens_per_sec_per_gpu"),
+        ("zero_stage,zero,step_time_s", "3,1,9", "zero_stage"),
+        ("zero,data_parallel,step_time_s", "1,FSDP,9", "data_parallel"),
+        ("zero,pipeline_parallelism,step_time_s", "1,1F1B,9", "pipeline_parallelism"),
+        ("zero,context_parallelism,step_time_s", "1,ring,9", "context_parallelism"),
+        ("zero,expert_parallel,step_time_s", "1,no,9", "expert_parallel"),
+    ],
+)
+def test_a_column_beside_one_of_its_own_name_and_a_column_of_words_are_passed_over(
+    tmp_path: Path, columns: str, cells: str, passed_over: str
+) -> None:
+    table = measured(tmp_path, f"{columns}\n{cells}\n")
+    assert table.passed_over == (passed_over,)
+    assert table.steps[0].step_s == 9
+    assert table.steps[0].degrees == ({"zero": 1} if "zero" in columns else {})
+
+
+def test_a_degree_of_words_and_numbers_is_refused(tmp_path: Path) -> None:
+    for columns, cells in (("data_parallel", "2\nFSDP"), ("data_parallel_size", "FSDP")):
+        rows = "".join(f"{cell},9\n" for cell in cells.split())
+        with pytest.raises(DamagedInput, match="dp: expected a whole number"):
+            measured(tmp_path, f"{columns},step_time_s\n{rows}")
+
+
+def test_a_word_or_a_dash_for_nothing_leaves_a_cell_empty(tmp_path: Path) -> None:
+    for nothing in ("None", "\u2014", "\u2212", "n/a", "--"):
+        text = (
+            f"tp,virtual_pipeline_model_parallel_size,step_time_s\n8,{nothing},9\n8,2,{nothing}\n"
+        )
+        table = measured(tmp_path, text)
+        assert [step.degrees for step in table.steps] == [{"tp": 8}]
+        assert table.unmeasured == (3,)
+    (step,) = measured(tmp_path, "recompute_granularity,step_time_s\nNone,9\n").steps
+    assert step.degrees == {"recompute": "none"}
+    failed = ("CUDA OOM", "torch.OutOfMemoryError", "CUDA out of memory")
+    text = "".join(f"8,{word}\n" for word in failed)
+    assert measured(tmp_path, f"tp,step_time_s\n8,9\n{text}").unmeasured == (3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "step_s"),
+    [
+        ("step_time_s\n9.1 sec\n", 9.1),
+        ("step_time_s\n9.1 Seconds\n", 9.1),
+        ("step_time_s\n9100 msec\n", 9.1),
+        ("step_time_s\n9_100 milliseconds\n", 9.1),
+        ("tp,step_time_s\n8,1_000\n", 1000),
+        ("tp;step_time_s\n8;1.234,5\n", 1234.5),
+        ("tok/s/device\n3276.8\n", 10),
+        ("tokens/GPU/s\n3276.8\n", 10),
+        ("tok/s/GPU\n3276.8\n", 10),
+        # The other times tell what a comma means.
+        ("tp;step_time_ms\n8;9,100\n8;9100.5\n", 9.1),
+        ("tp\tstep_time_s\n8\t9,100\n8\t9,12\n", 9.1),
+        ("tp;step_time_ms\n8;9.100\n8;9100,5\n", 9.1),
+        ("tp;step_time_s\n8;9.100\n", 9.1),
+        ('tp,step_time_ms\n8,"9,100"\n', 9.1),
+    ],
+)
+def test_a_measured_time_is_read_with_its_unit_and_marks(
+    tmp_path: Path, text: str, step_s: float
+) -> None:
+    assert measured(tmp_path, text).steps[0].step_s == pytest.approx(step_s)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tp\tstep_time_s\n8\t9,100\n",
+        "tp;step_time_ms\n8;9,100\n",
+        "tp;tokens_s_gpu\n8;9,100\n",
+        "tp;step_time_s\n8;9,100\n8;9,1\n8;9.1\n",
+    ],
+)
+def test_a_comma_that_may_be_a_decimal_one_or_not_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(DamagedInput, match=r"csv:2: .*: expected 9100 or 9\.100, got '9,100'"):
+        measured(tmp_path, text)
 
 
 def test_a_measured_step_stands_for_the_fastest_plan_that_fits_it(tmp_path: Path) -> None:
@@ -1272,6 +1392,9 @@ def test_measured_steps_of_another_job_are_refused(tmp_path: Path) -> None:
         ("model", "Llama-3-70B", "llama3-8b"),
         ("model", "our own", "llama3-8b"),
         ("gpu", "H100-80GB", "A100"),
+        ("gpu", "H100 (MIG off)", "NVIDIA H100 80GB HBM3 MIG 3g.40gb"),
+        ("gpu", "H100", "A100-SXM4-80GB MIG 3g.40gb"),
+        ("gpu", "our own", "h100_1g.10gb"),
     ):
         table.write_text(f"tp,{name},step_time_s\n8,{same},20\n8,{other},20\n")
         with pytest.raises(

@@ -17,7 +17,7 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.plans import MeasuredDiffer, MeasuredFarOff
 from fullwire.simulation.plan_space import FIXABLE
 from fullwire.units import printed, seconds, shown
-from fullwire.workloads.accelerators import Accelerator, accelerator
+from fullwire.workloads.accelerators import SLICE, Accelerator, accelerator
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.architecture_files import built_in
 
@@ -55,14 +55,24 @@ _STEP_TIME = re.compile(
     r"_(s|sec|seconds|ms|msec|milliseconds)|(?:step|iter|iteration)_time"
 )
 _RATE = re.compile(
-    r"tok(?:en)?s_(?:per_)?s(?:ec|econd)?_(?:per_)?(?:gpu|device)"
-    r"|tok(?:en)?s_per_(?:gpu|device)_(?:per_)?s(?:ec|econd)?"
+    r"tok(?:en)?s?_(?:per_)?s(?:ec|econd)?_(?:per_)?(?:gpu|device)"
+    r"|tok(?:en)?s?_(?:per_)?(?:gpu|device)_(?:per_)?s(?:ec|econd)?"
 )
 _TIME = re.compile(f"{_STEP_TIME.pattern}|{_RATE.pattern}")
 _SEPARATORS = ",;\t"
 # Empty cells, and the words for a step that failed.
-_EMPTY = ("", "-", "--", "?", "n/a", "na", "nan", "null")
-_NOT_MEASURED = (*_EMPTY, "oom", "out of memory", "failed", "fail", "error", "crashed", "timeout")
+_EMPTY = re.compile(r"[-\u2010-\u2015\u2212?]*|n/?a|nan|null|none", re.IGNORECASE)
+_FAILED = re.compile(
+    r"(?!\d).*(?:\boom\b|out.?of.?memory).*|fail(?:ed)?|error|crashed|timeout", re.IGNORECASE
+)
+# A mark before three digits is a decimal one or groups thousands. Other numbers tell which.
+_EITHER = re.compile(r"[1-9]\d{0,2}[.,]\d{3}[^.,\d]*")
+_DECIMAL_COMMA = re.compile(
+    r"(?:(?:0|\d{4,}),\d+|\d+,(?:\d{1,2}|\d{4,})|\d{1,3}(?:\.\d{3})+,\d+)[^.,\d]*"
+)
+_DECIMAL_POINT = re.compile(
+    r"(?:\d+\.(?:\d{1,2}|\d{4,})|\d{1,3}(?:,\d{3})+\.\d+|\d{1,3}(?:,\d{3}){2,})[^.,\d]*"
+)
 
 
 class MeasuredStep(NamedTuple):
@@ -81,6 +91,7 @@ class Table(NamedTuple):
     heading: list[str]
     names: list[str]
     rows: list[tuple[int, list[str]]]
+    is_open: bool = False  # whether a comma before three digits may be a decimal one
 
 
 class MeasuredTable(NamedTuple):
@@ -112,13 +123,17 @@ class _Column(NamedTuple):
         joined = {known.replace("_", ""): known for known in (*FIXABLE, *_TIMES)}
         return cls(_ALIASES.get(name) or joined.get(name.replace("_", ""), name))
 
+    def is_told(self, cell: str) -> bool:
+        """Return whether a cell holds a value. Without recomputation, "none" is one."""
+        return not _EMPTY.fullmatch(cell) or (self.name == "recompute" and cell.lower() == "none")
+
     def step_s(self, cell: str, tokens_of_device: float) -> float:
         """Return the time of the step that a cell tells."""
-        number = printed(cell)
+        number = printed(_ungrouped(cell))
         is_rate = self.name == "tokens_s_gpu"
         if not is_rate and number is None and cell[:1].isdigit():
-            whole = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", cell)  # such a comma groups thousands
-            number = seconds(whole, self.name)  # with its unit
+            long_unit = re.compile(r"(m?)(?:illi)?sec(?:ond)?s?$", re.IGNORECASE)
+            number = seconds(long_unit.sub(r"\1s", _ungrouped(cell)), self.name)
         elif not is_rate and self.unit == "?":
             raise UsageError(f"step_time: expected a time with its unit, got {shown(cell)}")
         elif number is not None and self.unit.startswith("m"):
@@ -132,16 +147,19 @@ class _Column(NamedTuple):
         """Refuse a step that was measured on another job than the one that is asked about.
 
         A table may write a whole number as 512.0. A model or a device under a name that nobody
-        knows may be the one that is asked about.
+        knows may be the one that is asked about. A slice of a device is another one.
         """
         try:
             if isinstance(asked, Architecture):
                 known = built_in(cell)
                 is_same = known is None or known.parameters == asked.parameters
             elif isinstance(asked, Accelerator):
-                is_same = accelerator(cell).family == asked.family
+                is_same = cell.lower() == asked.name.lower() or (
+                    not SLICE.search(cell) and accelerator(cell).family == asked.family
+                )
             else:
-                is_same = cell.lower() == asked if isinstance(asked, str) else float(cell) == asked
+                is_text = isinstance(asked, str)
+                is_same = (cell.lower() if is_text else float(_ungrouped(cell))) == asked
         except UsageError:
             return
         except ValueError:
@@ -169,7 +187,7 @@ def measured_steps(
             table = table_of(file.read().decode("utf-8-sig"))
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"calibrate: expected a table of measured steps: {error}") from None
-    columns = [_Column.headed(cell, question) for cell in table.heading]
+    columns = columns_of(table, question)
     names = [column.name for column in columns]
     known = (*FIXABLE, *_TIMES)
     twice = [name for place, name in enumerate(names) if name in known and name in names[:place]]
@@ -184,26 +202,35 @@ def measured_steps(
             raise DamagedInput(
                 path, f"expected {len(columns)} cells in a row, as in the heading", line=number
             )
-        row = dict(zip(columns, cells, strict=False))
+        row = [
+            (column, cell)
+            for column, cell in zip(columns, cells, strict=False)
+            if column.is_told(cell)
+        ]
         times = sorted(
             (column, cell)
-            for column, cell in row.items()
-            if column.name in _TIMES and cell.lower() not in _NOT_MEASURED
+            for column, cell in row
+            if column.name in _TIMES and not _FAILED.fullmatch(cell)
         )
         if not times:
             unmeasured.append(number)
             continue
         column, cell = times[0]
+        if table.is_open and "," in cell and _EITHER.fullmatch(cell):
+            either = f"{cell.replace(',', '')} or {cell.replace(',', '.')}"
+            raise DamagedInput(
+                path, f"{column.name}: expected {either}, got {shown(cell)}", line=number
+            )
         try:
             step_s = column.step_s(cell, tokens_of_device)
-            for told, value in row.items():
-                if told.name in question and value.lower() not in _EMPTY:
+            for told, value in row:
+                if told.name in question:
                     told.refuse_other(value, question[told.name])
             # Programs write a whole number as 8.0, too.
             fixed = [
-                f"{told.name}={re.sub(r'(?<=[0-9])[.]0*$', '', value)}"
-                for told, value in row.items()
-                if told.name in FIXABLE and value.lower() not in _EMPTY
+                f"{told.name}={re.sub(r'(?<=[0-9])[.]0*$', '', _ungrouped(value.lower()))}"
+                for told, value in row
+                if told.name in FIXABLE
             ]
             steps.append(MeasuredStep(fixed_degrees(fixed), step_s, column.name, number))
         except UsageError as error:
@@ -211,24 +238,53 @@ def measured_steps(
     if not steps:
         raise UsageError(f"calibrate: expected rows with {' or '.join(_TIMES)} in {path}, got none")
     named = (*known, *question)
-    passed_over = tuple(name for name in names if name and name not in named)
+    passed_over = tuple(
+        name
+        for name, column in zip(table.names, columns, strict=True)
+        if name and column.name not in named
+    )
     return MeasuredTable(steps, passed_over, tuple(unmeasured))
+
+
+def columns_of(table: Table, question: Collection[str]) -> list[_Column]:
+    """Return a table's columns. Those of no use for a plan have names that mean nothing.
+
+    A column under its own name stands for others of the same value, as `zero` beside `zero_stage`.
+    Only mbs is as good as microbatch. A column such as `data_parallel` may hold words.
+    """
+    columns = []
+    for place, (heading, name) in enumerate(zip(table.heading, table.names, strict=True)):
+        column = _Column.headed(heading, question)
+        cells = [row[place] for _, row in table.rows if place < len(row)]
+        told = [_ungrouped(cell) for cell in cells if column.is_told(cell)]
+        is_word = bool(re.search("_parallel(?:ism)?$", name) and told) and not any(
+            printed(cell) is not None for cell in told
+        )
+        is_known = column.name in (*FIXABLE, *_TIMES)
+        is_other = name not in (column.name, "mbs") and column.name in table.names
+        columns.append(_Column("") if is_word or (is_known and is_other) else column)
+    return columns
 
 
 def table_of(text: str) -> Table:
     """Read a table as people and programs write it: between commas, semicolons or tabs.
 
-    The heading is the first line that names a time. Other lines that begin with # are remarks.
+    The heading is the first line that names a time, without # before it if there is such a line.
+    Other lines that begin with # are remarks. A remark of one cell over rows of several is no
+    heading. Decimal commas become points where commas do not separate cells.
     """
     lines = text.splitlines(keepends=True)
-    headings = (
-        (at, separator)
+    others = [at for at, line in enumerate(lines) if line.strip() and line.strip()[0] != "#"]
+    have_several = any(mark in lines[at] for at in others[-1:] for mark in _SEPARATORS)
+    headings = [
+        (line.strip()[0] == "#", at, _SEPARATORS.index(separator))
         for at, line in enumerate(lines)
         for separator in _SEPARATORS
         if any(_TIME.fullmatch(_name(cell)) for cell in line.split(separator))
-    )
-    others = (at for at, line in enumerate(lines) if line.strip() and line.strip()[0] != "#")
-    at, separator = next(headings, (next(others, 0), ","))
+        and (separator in line or not have_several)
+    ]
+    _, at, place = min(headings, default=(False, next(iter(others), 0), 0))
+    separator = _SEPARATORS[place]
     reader = csv.reader(
         io.StringIO("".join(lines[at:]), newline=""), delimiter=separator, skipinitialspace=True
     )
@@ -241,10 +297,24 @@ def table_of(text: str) -> Table:
         for place, row in rows[1:]
         if any(row) and (is_numbered or not row[0].startswith("#"))
     ]
-    if separator == ";":  # a spreadsheet that does so writes 9,1 for nine and a tenth
-        point = re.compile(r"^(\d+),(\d+)")
-        rows = [(place, [point.sub(r"\1.\2", cell) for cell in row]) for place, row in rows]
-    return Table(line, heading, names, rows)
+    if separator == ",":
+        return Table(line, heading, names, rows)
+    timed = [place for place, name in enumerate(names) if _TIME.fullmatch(name)]
+    times = [row[place] for _, row in rows for place in timed if place < len(row)]
+    has_commas = any(map(_DECIMAL_COMMA.fullmatch, times))
+    has_points = any(map(_DECIMAL_POINT.fullmatch, times))
+    for _, row in rows:
+        for place, cell in enumerate(row):
+            is_decimal = has_commas and not has_points and _EITHER.fullmatch(cell)
+            if is_decimal or _DECIMAL_COMMA.fullmatch(cell):
+                row[place] = cell.replace(".", "").replace(",", ".")
+    return Table(line, heading, names, rows, is_open=has_commas == has_points)
+
+
+def _ungrouped(cell: str) -> str:
+    """Return a cell without the marks between thousands of its number, as in 25,500 or 1_000."""
+    grouped = re.match(r"\d{1,3}(?:[,_]\d{3})+(?![\d,_])", cell)
+    return re.sub("[,_]", "", grouped[0]) + cell[grouped.end() :] if grouped else cell
 
 
 def _name(cell: str) -> str:

@@ -34,6 +34,13 @@ MOST_BYTES = 64 * 1024
 _GIB_OF_GB = 0.993 * 2**30
 _TABLE = Path(__file__).parent / "accelerators.toml"
 TYPES = ("fp4", "fp8", "bf16", "fp16", "fp32")  # the narrowest first
+# A slice of a device, as CUDA names it: "A100 MIG 3g.20gb". "MIG off" is a whole device.
+SLICE = re.compile(
+    r"(?<!\d)\dg\.\d+gb"
+    r"|(?<![a-z])(?<!no )(?<!no-)(?<!non-)(?<!not )(?<!without )mig(?![a-z])"
+    r"(?!\W*(?:mode\W*)?(?:is )?(?:off|disabled|no|none|not|false|0)\b)",
+    re.IGNORECASE,
+)
 _TILE_SHARES = 4  # the classes of tiles, see operations.py
 
 
@@ -186,7 +193,7 @@ def accelerator(given: AcceleratorLike) -> Accelerator:
     text = str(given)
     if text.endswith(".toml"):
         return _from_file(Path(text))
-    if re.search(r"\bmig\b|\b\dg\.\d+gb\b", text.lower()):  # as CUDA names a slice of an A100
+    if SLICE.search(text):
         raise UsageError(
             "device: expected a whole device, or a file of `fullwire bench device` for a part of "
             f"one, got {shown(text)}"
