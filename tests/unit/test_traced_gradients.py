@@ -13,6 +13,7 @@ import pytest
 import fullwire as fw
 from fullwire.errors import UsageError
 from fullwire.importers import read
+from fullwire.report.terminal import print_whatif
 from fullwire.run.run import Run
 from fullwire.simulation.interval import interval_s
 from fullwire.simulation.sweep import sweep
@@ -206,6 +207,35 @@ def test_the_interval_of_a_sharded_model_is_its_own_beside_another_run(tmp_path:
         low_s[subjects], _ = interval_s(subjects, found.grid, sweep(subjects, found.grid), None)
     assert low_s[unsure,] < low_s[subject,]
     assert low_s[subject, unsure].tolist() == [*low_s[subject,], *low_s[unsure,]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"compression": "fp16"}, "compression"),
+        ({"compression": 10, "buckets": "ddp"}, "buckets, compression"),
+        ({"buckets": "none"}, "buckets"),
+        ({"lane": "priority"}, "lane"),
+        ({"accumulate": 2}, "accumulate"),
+        ({"local_steps": 2}, "local steps"),
+    ],
+)
+def test_conditions_of_buckets_are_refused_for_a_sharded_model(
+    tmp_path: Path, asked: dict[str, Any], named: str
+) -> None:
+    run = traced(tmp_path, sharded)
+    with pytest.raises(UsageError, match=f"^{named}: expected a run whose gradients go in buckets"):
+        fw.whatif(run, line_rate="100Gbps", **asked)
+
+
+def test_a_sharded_model_has_no_bucket_or_compression_in_its_predictions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = fw.whatif(traced(tmp_path, sharded), line_rate="100Gbps", target=0.95)
+    print_whatif(found)
+    assert "buckets" not in capsys.readouterr().out
+    assert found.targets is not None
+    assert not found.targets.least_compression
 
 
 def test_other_buckets_of_a_trace_take_its_gradients_to_come_at_a_steady_pace(
