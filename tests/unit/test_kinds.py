@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,41 @@ def test_steps_that_take_turns_are_no_change_midway(steps: int) -> None:
     """Each half has an odd number of steps, so most of the first are of one kind."""
     found = fw.explain(a_job_by_turns([1, 3] * (steps // 2)))
     assert not [each for each in found.warnings if "midway" in each]
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [
+        [1] * 12 + [3] * 12,
+        [1] * 8 + [2] * 8 + [3] * 8,  # a batch that grows
+        [1, 1, 1, 3] * 4 + [3, 3, 3, 1] * 4,
+    ],
+)
+def test_steps_that_become_of_another_kind_midway_are_a_change(passes: list[int]) -> None:
+    [told] = [each for each in fw.explain(a_job_by_turns(passes)).warnings if "midway" in each]
+    assert re.search(r"take (49|50)\S* ms in the first half of the run and 12[789]", told)
+
+
+def test_blocks_of_steps_that_take_turns_are_no_change_midway() -> None:
+    found = fw.explain(a_job_by_turns(([1] * 4 + [3] * 4) * 3))
+    assert not [each for each in found.warnings if "midway" in each]
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"), [(2, 14), (3, 15), (4, 28), (4, 40), (10, 60), (10, 70)]
+)
+def test_a_job_that_becomes_slower_midway_is_told_from_few_rounds_too(
+    every: int, steps: int
+) -> None:
+    silent = [number for number in range(steps) if number % every < every - 1]
+
+    def told(slow: range) -> list[str]:
+        run = a_job_by_turns([1] * steps, silent=silent, slow=slow)
+        return [each for each in fw.explain(run).warnings if "midway" in each]
+
+    assert not told(range(0))
+    [change] = told(range(steps // 2, steps))
+    assert "in compute" in change
 
 
 def test_the_usual_step_has_each_kind_at_its_share() -> None:

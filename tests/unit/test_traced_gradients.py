@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 import fullwire as fw
 from fullwire.errors import UsageError
 from fullwire.importers import read
+from fullwire.report.terminal import print_whatif
 from fullwire.run.run import Run
+from fullwire.simulation.interval import interval_s
+from fullwire.simulation.sweep import sweep
 from tests.unit.test_kineto import ALL_REDUCE, GEMM, Job, reduced
 
 LAYERS, STEPS, SIZE = 4, 6, 4_000_000
@@ -140,7 +144,9 @@ def test_sums_that_a_split_layer_waits_for_are_no_gradients(tmp_path: Path) -> N
     assert len(run.gradients) == 0
     assert run.facts.buckets is None
     fixes = fw.explain(run, bandwidth="100Gbps").fixes
-    assert {fix.kind for fix in fixes} <= {"link", "transport"}
+    assert [fix.kind for fix in fixes] == ["link", "link"]
+    step_s = {played(split(), rate_gbps) * 1e-6 for rate_gbps in (200, 400)}
+    assert sorted(fix.step_s for fix in fixes) == pytest.approx(sorted(step_s), rel=0.03)
     table = fw.whatif(run, line_rate="100Gbps", bandwidth="50Gbps", transport="measured")
     assert table["step_s"][0] == pytest.approx(played(split(), 50) * 1e-6, rel=0.03)
     with pytest.raises(UsageError, match="whose collectives sum its gradients"):
@@ -189,6 +195,47 @@ def test_a_sharded_model_hides_its_gathers_between_as_it_did_and_as_it_could(
     assert low_s[0] <= step_s <= high_s[0]
     if rate_gbps == 100:
         assert table["step_s"][0] == pytest.approx(step_s, rel=0.01)
+
+
+def test_the_interval_of_a_sharded_model_is_its_own_beside_another_run(tmp_path: Path) -> None:
+    run = traced(tmp_path, sharded, 25)
+    found = fw.whatif(run, line_rate="25Gbps", bandwidth="100Gbps")
+    [subject] = found.subjects
+    unsure = replace(subject, step=replace(subject.step, alone_off=(0.4, 0.1)))
+    low_s = {}
+    for subjects in ((subject,), (unsure,), (subject, unsure)):
+        low_s[subjects], _ = interval_s(subjects, found.grid, sweep(subjects, found.grid), None)
+    assert low_s[unsure,] < low_s[subject,]
+    assert low_s[subject, unsure].tolist() == [*low_s[subject,], *low_s[unsure,]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"compression": "fp16"}, "compression"),
+        ({"compression": 10, "buckets": "ddp"}, "buckets, compression"),
+        ({"buckets": "none"}, "buckets"),
+        ({"lane": "priority"}, "lane"),
+        ({"accumulate": 2}, "accumulate"),
+        ({"local_steps": 2}, "local steps"),
+    ],
+)
+def test_conditions_of_buckets_are_refused_for_a_sharded_model(
+    tmp_path: Path, asked: dict[str, Any], named: str
+) -> None:
+    run = traced(tmp_path, sharded)
+    with pytest.raises(UsageError, match=f"^{named}: expected a run whose gradients go in buckets"):
+        fw.whatif(run, line_rate="100Gbps", **asked)
+
+
+def test_a_sharded_model_has_no_bucket_or_compression_in_its_predictions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = fw.whatif(traced(tmp_path, sharded), line_rate="100Gbps", target=0.95)
+    print_whatif(found)
+    assert "buckets" not in capsys.readouterr().out
+    assert found.targets is not None
+    assert not found.targets.least_compression
 
 
 def test_other_buckets_of_a_trace_take_its_gradients_to_come_at_a_steady_pace(

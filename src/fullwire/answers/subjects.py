@@ -399,20 +399,24 @@ def subjects_of(
         passes = 1 if is_modelled else passes_of_step(run) or 1
         subjects.append(replace(subject_of(name, run, transports), passes=passes))
         _refuse_split_groups(subjects[-1], run.facts.workers or 1, grid.workers)
-    are_asked = {
-        "buckets": grid.are_buckets_asked,
-        "compression": not all(codec.is_none for codec in grid.compressors),
-        "accumulate": max(grid.accumulate) > 1,
-        "local steps": max(grid.local_steps) > 1,
-        "lane": grid.lane != "fifo",
-    }
-    asked = [name for name, is_asked in are_asked.items() if is_asked]
-    for subject in subjects:
-        if asked and subject.keeps_gradients:
+    for (_, run), subject in zip(many, subjects, strict=True):
+        are_asked = {
+            "buckets": grid.are_buckets_asked,
+            "compression": not all(codec.is_none for codec in grid.compressors),
+            "accumulate": max(grid.accumulate) > 1,
+            "local steps": max(grid.local_steps) > local_steps_of(run),
+            "lane": grid.lane != "fifo",
+        }
+        asked = [name for name, is_asked in are_asked.items() if is_asked]
+        if asked and subject.sends_no_buckets:
+            expected, found = (
+                ("collectives sum its gradients", "sum fewer bytes than its gradients have")
+                if subject.keeps_gradients
+                else ("gradients go in buckets", "sum them in other ways, as shards are summed")
+            )
             raise UsageError(
-                f"{', '.join(asked)}: expected a run whose collectives sum its gradients, and "
-                f"those of {subject.name} sum fewer bytes than its gradients have. Leave "
-                f"{'it' if len(asked) == 1 else 'them'} out"
+                f"{', '.join(asked)}: expected a run whose {expected}, and the collectives of "
+                f"{subject.name} {found}. Leave {'it' if len(asked) == 1 else 'them'} out"
             )
     return subjects
 

@@ -571,7 +571,7 @@ def _tuning(subject: Subject, grid: Grid) -> Iterator[Tuned]:
     transports = [
         transport for transport in grid.transports if isinstance(transport, FullTransport)
     ]
-    if AUTO not in grid.algorithms or not transports or subject.keeps_gradients:
+    if AUTO not in grid.algorithms or not transports or subject.sends_no_buckets:
         return
     share = transports[0].share
     for latency_s, workers, rate_bps in itertools.product(

@@ -60,7 +60,7 @@ def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = Tru
     table = result.predictions
     varying, fixed = _split_axes(result)
     # The conditions that do not vary, except the default ones and those of sums without sums.
-    unused = _OF_SUMS if all(each.keeps_gradients for each in result.subjects) else frozenset()
+    unused = _OF_SUMS if all(each.sends_no_buckets for each in result.subjects) else frozenset()
     say(
         ", ".join(
             condition.worded(table.told(axis, fixed[axis], 0))

@@ -275,6 +275,12 @@ class Subject:
         steps = [kind.step for _, kind in self.kinds] or [self.step]
         return all(step.sends_nothing for step in steps)
 
+    @property
+    def sends_no_buckets(self) -> bool:
+        """Say whether no step has buckets: gradients stay local, or are summed as shards are."""
+        steps = [kind.step for _, kind in self.kinds] or [self.step]
+        return all(step.sends_no_buckets for step in steps)
+
     def nic_loads(self, workers: Sequence[int], op: str, algorithm: str) -> Floats:
         """Return the bytes on a host's link, over those of one rank with a link of its own.
 

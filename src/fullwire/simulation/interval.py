@@ -90,7 +90,9 @@ def interval_s(
     if any(each.is_on_devices and each.step.others.sum_gradients for each in subjects):
         # The hidden step is as unsure as the predicted one, and no shorter than a worker's own.
         sooner_s = predictions["step_s"] - with_shards_hidden_s(subjects, grid, predictions, crew)
-        least_s = predictions["baseline_step_s"] * (1 - max(s.step.alone_off[0] for s in subjects))
+        below = np.array([each.step.alone_off[0] for each in subjects])
+        t1_s = predictions.measures["baseline_step_s"]
+        least_s = np.reshape(t1_s * (1 - below.reshape(shaped(run=len(below)))), low_s.shape)
         low_s = np.minimum(low_s, np.maximum(low_s - np.maximum(sooner_s, 0.0), least_s))
     return low_s, high_s
 

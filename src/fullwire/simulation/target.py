@@ -104,7 +104,7 @@ def _reached(
     ):
         search = _Search(messages, grid, transport, accumulate, local_steps, scatter, wanted, names)
         bandwidths += search.bandwidths()
-        if not subject.keeps_gradients:  # no codec shortens what else a job sends
+        if not subject.sends_no_buckets:  # no codec shortens what else a job sends
             ratios += search.ratios()
     return bandwidths, ratios
 

@@ -19,7 +19,8 @@ MOST_OF_IT = 0.75  # of a part: if few steps hold as much, the part belongs to t
 FEW = 0.4  # of the steps: then the usual step lacks the part
 CHANGED = 0.10  # between the medians of the first and the second half of the steps
 _SCATTERS = 3.0  # times the scatter of steps within a half; a change must exceed that
-_FEWEST_STEPS = 8
+_FEWEST_STEPS = 8  # or rounds of steps
+_MIX_MOVED = 0.4  # of the steps; halves of three blocks by turns have shares that differ by 1/3
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +73,26 @@ class Change:
 def changed_midway(account: Account) -> Change | None:
     """Return the change, if the job became slower or faster midway, else None.
 
-    Steps of several kinds take turns, which is no change: each is held against its own kind.
+    Steps that take turns are no change. Each step is held against its own kind, unless one half
+    has many more of a kind than the other has. Rounds of steps are compared as wholes where they
+    are enough, and else each step with those at its place in a round.
     """
     by_step_s, kinds = _by_step_s(account), account.kinds
     numbers = account.steps[account.is_kept]
     rounds = rows_of_rounds(kinds.rounds, numbers)
-    if len(rounds):
+    if len(rounds) >= _FEWEST_STEPS:
         by_step_s = by_step_s[rounds].mean(axis=1)
+    elif len(rounds):
+        of_rounds_s = by_step_s[rounds]
+        of_rounds_s = of_rounds_s - of_rounds_s.mean(axis=0) + of_rounds_s.mean(axis=(0, 1))
+        by_step_s = of_rounds_s.reshape(-1, len(Part))
     elif kinds.kinds:
-        is_usual = account.is_typical[account.is_kept]
-        usual_s = by_step_s[is_usual].mean(axis=0)
-        by_step_s = by_step_s - kinds.expected(numbers, is_usual, by_step_s) + usual_s
+        halves = np.array_split(kinds.of(numbers), 2)
+        shares = [[np.mean(half == at) for half in halves] for at in range(len(kinds.kinds))]
+        if np.abs(np.diff(shares)).max() <= _MIX_MOVED:
+            is_usual = account.is_typical[account.is_kept]
+            usual_s = by_step_s[is_usual].mean(axis=0)
+            by_step_s = by_step_s - kinds.expected(numbers, is_usual, by_step_s) + usual_s
     first, second = np.array_split(by_step_s, 2)
     if len(by_step_s) < _FEWEST_STEPS:
         return None
