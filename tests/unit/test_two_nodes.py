@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fullwire.answers.cluster_fit import made_of
+from fullwire.answers.cluster_fit import ClusterFit, made_of
 from fullwire.clusters.cluster import Cluster, Inside, Nics, with_nodes
 from fullwire.clusters.description import as_toml, described
-from fullwire.collectives.fitting import Table, fitted
+from fullwire.collectives.fitting import Table, fitted, residuals
 from fullwire.collectives.library import library_time
+from fullwire.report.cluster import print_cluster_fit
 
 DEVICES = 8
 SIZES = [2**power for power in range(12, 34)]
@@ -166,6 +167,18 @@ def test_links_in_a_node_may_hide_slow_nics_and_the_interval_says_so() -> None:
     assert judged(found, 64, (inside, 0.6 * nics))[1] > 0.9
     assert found.measured is not None
     assert {bool(each.pair_share) for each in found.measured.allowed()} == {True, False}
+
+
+@pytest.mark.parametrize(("shown", "is_asked"), [((16,), True), ((16, 64), False)])
+def test_a_fit_asks_for_tables_of_two_nodes_and_of_more_only_if_it_lacks_them(
+    capsys: pytest.CaptureFixture[str], shown: tuple[int, ...], is_asked: bool
+) -> None:
+    found = a_fit(BALANCED, shown, is_described=True)
+    rows = residuals(found, [a_table(workers, BALANCED) for workers in shown])
+    print_cluster_fit(ClusterFit(cluster=found, residuals=tuple(rows), choices=()))
+    text = " ".join(capsys.readouterr().out.split())
+    assert "leave open whether an all-reduce of two nodes" in text
+    assert ("Tables of two nodes and of more" in text) == is_asked
 
 
 @pytest.mark.parametrize(
