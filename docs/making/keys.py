@@ -547,7 +547,7 @@ MEANINGS: Mapping[str, str] = {
     "inside_share": "The share of the line rate that is filled within a node.",
     "between_share": "The same between nodes.",
     "tree_share": "The rate that a tree fills, over that of a ring.",
-    "pair_share": "1 if a tree of two nodes sends as much as a ring; 0 if half.",
+    "pair_share": "1 if a tree of two nodes sends as much as a ring; 0 if half and one of 4 does.",
     "switch_share": "The rate that adding switches fill, over that of a ring.",
     "spread": "The standard deviation of a time's logarithm.",
     "measured.other": "A fit that the tables allow as well, which may have another one; or null.",

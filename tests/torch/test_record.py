@@ -857,7 +857,8 @@ def test_a_job_whose_ranks_get_an_environment_of_their_own_is_not_said_to_train_
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rank!r}], env={{}})"
     run, _ = recorded(tmp_path, sys.executable, "-c", code)
     [sentence] = run.missing
-    assert "It sees no Python that starts with -I, -E or -S, or without" in sentence
+    assert "It sees no Python that starts with -I, -E or -S" in sentence
+    assert "whose environment lacks the PYTHONPATH that `fullwire record` sets" in sentence
 
 
 def test_a_job_that_the_recorder_cannot_enter_is_told_apart(tmp_path: Path) -> None:

@@ -141,6 +141,7 @@ def test_a_fitted_file_is_an_ordinary_cluster_that_reads_back_equal() -> None:
     [
         ("inside_share = 0.37", "inside_share = 9.0", "inside_share: expected above 0, up to 4"),
         ("tree_share = 0.9", "tree_share = true", "measured.tree_share: expected a number"),
+        ("pair_share = 0.7", "pair_share = -0.1", "measured.pair_share: expected 0 or more"),
         ("spread", "spraed", "measured.spraed: no such key, is spread meant"),
     ],
 )

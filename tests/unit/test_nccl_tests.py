@@ -453,7 +453,13 @@ def test_a_csv_without_ranks_tells_them_by_its_bandwidths(tmp_path: Path) -> Non
     path.write_text("\n".join(["size,type,redop,time,algbw,busbw", *rows]) + "\n")
     table = read_table(path)
     assert (table.op, table.workers, len(table.rows)) == ("allreduce", 16, 4)
-    assert not table.problems
+    assert table.problems == (f"{path}: its ranks are not listed: by their bandwidths 16",)
+    assert not table.is_damaged
+    rows = [row.replace("93.75", "99.98") for row in rows]  # too many ranks for two digits
+    path.write_text("\n".join(["size,type,redop,time,algbw,busbw", *rows]) + "\n")
+    table = read_table(path)
+    assert table.workers == 1
+    assert table.problems == (f"{path}: its ranks are not listed: taken for one",)
 
 
 def test_rows_beyond_the_most_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -529,6 +535,28 @@ def test_a_test_that_failed_keeps_the_sizes_before(tmp_path: Path, cut: str, joi
     [failed, whole] = read_tables(path)
     assert [len(failed.rows), len(whole.rows)] == [2, 1]
     assert not whole.problems
+
+
+FAILURE = "srun: error: mew0: Test failure common.cu:401\n .. mew0 pid 64904: Test failure\n"
+
+
+def test_a_failure_after_the_average_is_of_no_size(tmp_path: Path) -> None:
+    path = a_log(tmp_path, "  8  2  float  sum  -1  9.5  0.1  0.1  0  9.1  0.1  0.1  0\n")
+    path.write_text(path.read_text() + FAILURE)
+    table = read_table(path)
+    assert (len(table.rows), table.problems) == (1, ())
+
+
+def test_a_test_that_failed_and_was_started_again_lacks_no_later_sizes(tmp_path: Path) -> None:
+    row = "  {0}  {1}  float  sum  -1  9.5  0.1  0.1  0  9.1  0.1  0.1  0\n"
+    path = a_log(tmp_path, row.format(8, 2) + FAILURE + row.format(8, 2) + row.format(16, 4))
+    table = read_table(path)
+    assert len(table.rows) == 3
+    [problem] = [each for each in table.problems if "failed" in each]
+    assert problem.endswith(f"its test failed in line {len(HEAD.splitlines()) + 2}")
+    path.write_text(path.read_text().rpartition("# Avg")[0] + FAILURE)
+    [problem] = [each for each in read_table(path).problems if "failed" in each]
+    assert problem.endswith(f"line {len(HEAD.splitlines()) + 6}: later sizes are missing")
 
 
 def test_a_row_that_is_cut_is_left_out_and_said(tmp_path: Path) -> None:

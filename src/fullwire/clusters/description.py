@@ -40,7 +40,8 @@
     [measured]                    # by `fullwire cluster fit` from tables (measured.py)
     source = "nccl_8.log, nccl_16.log"  # the tables
     tree_share = 0.9              # rate that a tree fills, over the ring's; 0 if there is no tree
-    pair_share = 0.5              # a tree of two nodes sends as much as a ring (1), or half (0)
+    pair_share = 0.5              # a tree of two nodes sends as much as a ring (1), or half (0).
+                                  # 0 differs from 1e-6: a tree of four nodes then sends twice that
     switch_share = 0.9            # rate that adding switches fill, over the rate of a ring
     spread = 0.06                 # standard deviation of a time's logarithm
     # other = {}                  # [measured.other]: a fit that the tables allow too, same keys
@@ -325,7 +326,11 @@ class _Table:
     def share(self, key: str, default: float) -> float:
         """Return a plain number, or 0 where the library lacks this way."""
         value = self.held.get(key, default)
-        return 0.0 if value == 0 and not isinstance(value, bool) else self.number(key, default)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
+            if value < 0:
+                raise UsageError(f"{self._what(key)}: expected 0 or more, got {shown(value)}")
+            return 0.0
+        return self.number(key, default)
 
     def flag(self, key: str) -> bool:
         """Return true or false; false if it is missing."""

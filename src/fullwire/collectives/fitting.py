@@ -33,7 +33,9 @@ _SHARPNESS = 20  # of the minimum over ways, rounded to have a slope everywhere
 _ROUNDS = 60
 _CLEARLY_LESS = 0.6  # of the other fit's misfit of rows: then the tables tell which one holds
 _USUAL_TREE = 6.0  # of the misfit: twice the logarithm of 20, for few libraries lack a tree
-_CLEARLY_MORE = 2.0  # than a tree of two nodes needs: switches that add look 1.3 times as fast
+# Than a tree of two nodes needs. Switches that add make links look up to 1.3 times as fast, and
+# tables repeat within a few percent.
+_CLEARLY_MORE = 1.4
 _REPEATS = 0.01  # a time, measured again: rows that are this close show no difference of two fits
 
 # How much machines differ from the usual, as standard deviations of logarithms. The four are of the
@@ -106,7 +108,7 @@ def fitted(cluster: Cluster, tables: Sequence[Table], *, nics_are_stated: bool =
     ]
     measured = None
     for fit in reversed(_likely(cluster, rows, nics_are_stated)):
-        measured = replace(_with_rows(fit.measured, rows), other=measured)
+        measured = replace(_with_rows(cluster, fit), other=measured)
     return replace(cluster, measured=measured)
 
 
@@ -115,6 +117,7 @@ class _Fit:
     """The protocols that fit best, of a library with a tree or without, and their misfits."""
 
     measured: Measured
+    rows: Sequence[_Rows]  # as it takes them
     of_rows: float  # in squares of what a repeated measurement differs by
     of_all: float  # with the distance from the usual numbers
 
@@ -134,10 +137,19 @@ def _likely(cluster: Cluster, rows: Sequence[_Rows], nics_are_stated: bool) -> l
     ring = _fit(cluster, rows, has_tree=False)
     fits.append(replace(ring, of_all=ring.of_all + _USUAL_TREE))
     guesses: list[_Fit] = []
+    nics_are_stated |= any(  # by tables that leave no tree of two nodes open
+        count > 1 and (row.table.op, count) != ("allreduce", 2)
+        for count, row in zip(nodes, rows, strict=True)
+    )
     if cluster.devices_per_node > 1:  # else a ring of two nodes sends as little
+        half_usual = replace(usual(cluster), pair_share=0.0)
+        of_half = [
+            replace(row, needs=needs(row.table.op, cluster, row.table.workers, half_usual))
+            for row in rows
+        ]
         pulled = [
             row.held_up_by_nics() if count == 2 and not nics_are_stated else row
-            for count, row in zip(nodes, rows, strict=True)
+            for count, row in zip(nodes, of_half, strict=True)
         ]
         half = _fit(cluster, pulled, has_tree=True, pair_share=0.0)
         nics_bps = cluster.nics.rate_bps * cluster.nics.per_node
@@ -200,7 +212,7 @@ def _fit(
         if gained < 1e-4:
             break
     of_rows = now[: sum(len(row.sizes) for row in rows)] * (_ROW_SPREAD / _REPEATS)
-    return _Fit(as_measured(at), float(of_rows @ of_rows), float(now @ now))
+    return _Fit(as_measured(at), rows, float(of_rows @ of_rows), float(now @ now))
 
 
 def residuals(cluster: Cluster, tables: Sequence[Table]) -> list[Residual]:
@@ -278,13 +290,14 @@ def _measured(at: Floats, *, has_tree: bool) -> Measured:
     )
 
 
-def _with_rows(measured: Measured, rows: Sequence[_Rows]) -> Measured:
-    """Return a fit with its rows' distance from it and the resulting spread."""
+def _with_rows(cluster: Cluster, fit: _Fit) -> Measured:
+    """Return a fit with its rows' distance from it, and the spread of the rows that it takes."""
+    measured, rows = fit.measured, fit.rows
     shown, off = [], []
     for row in rows:
-        _, times_s = ways_s(measured, row.needs, row.sizes)
-        beyond = row.times_s / times_s.min(axis=0)
-        off += np.log(beyond).tolist()
+        off += np.log(row.times_s / ways_s(measured, row.needs, row.sizes)[1].min(axis=0)).tolist()
+        of_cluster = needs(row.table.op, cluster, row.table.workers, measured)
+        beyond = row.times_s / ways_s(measured, of_cluster, row.sizes)[1].min(axis=0)
         shown.append(
             Shown(
                 op=row.table.op,

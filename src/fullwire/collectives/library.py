@@ -47,9 +47,8 @@ _OWN_NOISE = 0.03  # a table's own variance, as a share of that common to device
 # public tables. Within a node the tables are of A100, H100, H200, B200, B300, GB200 and GB300
 # (ai-dynamo/aiconfigurator@095f58a51c4c). There are also A100 on up to 16 nodes
 # (NetX-lab/Echo@15f0d12c4174), and the A100 of microsoft/superbenchmark.
-# The usual share of a NIC's rate, 78 %, is not a median. It lies between two figures: 64 % was
-# measured on Echo's machine, the only one with several nodes, and 92 % is an assumption for tuned
-# machines. No table is behind the 92 %.
+# The usual share of a NIC's rate, 78 %, is no median. It lies between 64 %, measured on Echo's
+# machine, and 92 %, which no table shows: an assumption for tuned machines.
 USUAL_PROTOCOLS = (
     Protocol(
         name="small",
@@ -113,10 +112,10 @@ class Needs:
     """The needs of an algorithm: messages in a row, and seconds a byte at the full line rates.
 
     With `is_tree`, a tree is between the nodes. Where a tree of two nodes gains nothing over a
-    ring, a byte takes `pair_s` more. Where it sends half, a tree of more nodes takes `pair_s` more:
-    nodes in its middle have two edges. With `by_switch`, the switches of the nodes add. Libraries
-    do that by their protocol for large messages only, and point to point not by that for small
-    ones: `first_protocol` counts those that are left out.
+    ring, a byte takes `pair_s` more. Where it sends half, a byte takes `half_share` of that more:
+    the busiest of two nodes has one edge, and others have more. With `by_switch`, the switches of
+    the nodes add. Libraries do that by their protocol for large messages only, and point to point
+    not by that for small ones: `first_protocol` counts those that are left out.
     """
 
     inside_hops: float
@@ -127,12 +126,12 @@ class Needs:
     by_switch: bool = False
     first_protocol: int = 0
     pair_s: float = 0.0
-    is_of_pair: bool = False  # of two nodes
+    half_share: float = 0.0
 
     def byte_s(self, measured: Measured, protocol: Protocol) -> tuple[float, float]:
         """Return the time of a byte on the links within a node, and on those between nodes."""
         switch_share = measured.switch_share if self.by_switch else 1.0
-        between_s = self.between_s + (measured.pair_share or not self.is_of_pair) * self.pair_s
+        between_s = self.between_s + (measured.pair_share or self.half_share) * self.pair_s
         return (
             self.inside_s / protocol.inside_share / switch_share,
             between_s / protocol.between_share,
@@ -154,15 +153,21 @@ class LibraryTime:
     rests_on_least: bool = False  # on a rate within a node that is only known to be reached
 
 
-def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
-    """Return the needs of each algorithm that libraries use, among the first so many devices."""
+def needs(
+    op: str, cluster: Cluster, workers: int, measured: Measured | None = None
+) -> Mapping[str, Needs]:
+    """Return the needs of each algorithm of libraries among these devices, in the fit given."""
     if isinstance(cluster.network, Torus):
         raise UsageError(f"{cluster.name}: expected nodes behind switches, and it is a torus")
     if op not in FITTED_OPS:
         raise UsageError(f"collective: expected one of {', '.join(FITTED_OPS)}, got {op!r}")
     devices = cluster.devices_per_node
     nodes, here = -(-workers // devices), min(workers, devices)
-    inside = 8 / cluster.inside.rate_bps if cluster.inside is not None and here > 1 else 0.0
+    measured = measured or cluster.measured
+    # A tree of two nodes sends half where links in a node are fast. They may only look slow.
+    is_half = nodes > 1 and measured is not None and not measured.pair_share
+    links = (with_fastest_inside(cluster) if is_half else cluster).inside
+    inside = 8 / links.rate_bps if links is not None and here > 1 else 0.0
     ring_s, pairs_s = _between(cluster, workers, nodes)
     ring = usual_algorithm(op, cluster)
     if op == "alltoall":
@@ -210,7 +215,7 @@ def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
         between_s=ring_s * 2 * (nodes - 1) / nodes,
         is_tree=True,
         pair_s=ring_s * 2 / nodes,
-        is_of_pair=nodes == 2,
+        half_share={2: 0.0, 3: 0.25}.get(nodes, 1.0),
     )
     return {ring: around, "hierarchical-tree" if devices > 1 else "tree": tree, **switches}
 
@@ -400,15 +405,14 @@ def library_time(
         fits.append(replace(measured, pair_share=0.0))  # no table tells what a tree of two sends
     times = [_time_by(fit, op, cluster, size_bytes, workers, algorithm) for fit in fits]
     found, of_algorithms = times[0], needs(op, cluster, workers)
-    open_ways = [
+    open_ways = (
         time.algorithm
         for fit, time in zip(fits, times, strict=True)
         if bool(fit.tree_share) != bool(measured.tree_share)
         and of_algorithms[time.algorithm].is_tree != of_algorithms[found.algorithm].is_tree
-    ]
+    )
     low_s, high_s = min(time.low_s for time in times), max(time.high_s for time in times)
-    may_take = open_ways[0] if open_ways else None
-    return replace(found, low_s=low_s, high_s=high_s, may_take=may_take)
+    return replace(found, low_s=low_s, high_s=high_s, may_take=next(open_ways, None))
 
 
 def _time_by(
@@ -420,7 +424,7 @@ def _time_by(
     algorithm: str | None,
 ) -> LibraryTime:
     """Time a collective by these protocols, and their tables."""
-    of_algorithms = needs(op, cluster, workers)
+    of_algorithms = needs(op, cluster, workers, measured)
     if algorithm is not None:  # a way that the library lacks is as it is in other libraries
         of_algorithms = {algorithm: of_algorithms[algorithm]}
         measured = replace(
@@ -438,9 +442,7 @@ def _time_by(
     may_be_cloud = cluster.measured is None and workers > cluster.devices_per_node
     inside_s, between_s = of_algorithms[algorithm].byte_s(measured, protocol)
     low_s = time_s / off
-    # A rate within a node may be higher, and no table is like this one.
-    rests_on_least = rests_on_least_rate(op, cluster, workers)
-    if rests_on_least:
+    if rests_on_least := rests_on_least_rate(op, cluster, workers):
         among = needs(op, with_fastest_inside(cluster), workers)
         low_s = min(low_s, float(ways_s(measured, among, sizes)[1].min()) / off)
     return LibraryTime(
@@ -485,7 +487,7 @@ def doublings_outside(
         edge = np.array(table.bytes[at], np.float64)
         grows = 0.0 if size > last else 1.0  # of one size alone nothing is known
         if len(edge) > 1:
-            _, times_s = ways_s(measured, needs(op, cluster, table.workers), edge)
+            _, times_s = ways_s(measured, needs(op, cluster, table.workers, measured), edge)
             times_s = times_s.min(axis=0) * np.array(table.times[at])
             grows = float(np.log(times_s[1] / times_s[0]) / np.log(edge[1] / edge[0]))
         grows = min(max(grows, 0.0), 1.0)
@@ -526,8 +528,7 @@ def _spread(
         of_op = [table for table in side if table.op == op]
         near = of_op or side or measured.shown
         away = min(abs(math.log2(workers / table.workers)) for table in near)
-        terms.append(_OF_DOUBLING * away)
-        terms.append(_OF_OTHER_SIZE * unsettled)
+        terms += [_OF_DOUBLING * away, _OF_OTHER_SIZE * unsettled]
         terms += [_OF_OTHER_OP] * (not of_op) + [_OF_OTHER_SIDE] * (not side)
     return math.hypot(*terms)
 
@@ -539,15 +540,13 @@ def with_large(cluster: Cluster, measured: Measured) -> Cluster:
         inside = replace(inside, payload_share=min(large.inside_share, 1.0))
     if nics.payload_share == 1:
         nics = replace(nics, payload_share=min(large.between_share, 1.0))
-    return replace(
-        cluster, startup_s=cluster.startup_s or large.startup_s, inside=inside, nics=nics
-    )
+    startup_s = cluster.startup_s or large.startup_s
+    return replace(cluster, startup_s=startup_s, inside=inside, nics=nics)
 
 
 def has_tables(cluster: Cluster, *, is_scattered: bool) -> bool:
     """Say whether a cluster was fitted to tables of its library, which are of packed ranks."""
-    is_fitted = cluster.measured is not None and not (cluster.is_torus or cluster.is_flat)
-    return is_fitted and not is_scattered
+    return not (cluster.measured is None or cluster.is_torus or cluster.is_flat or is_scattered)
 
 
 def by_protocols(cluster: Cluster, op: str) -> tuple[Cluster, ...]:

@@ -342,6 +342,12 @@ def ranks_told(op: str, row: Row) -> int | None:
     return round(ranks) if abs(ranks - round(ranks)) + unsure < 0.5 else None
 
 
+def not_listed(ranks: int, told: int | None) -> list[str]:
+    """Say that a table lists no ranks, and the number that is taken instead."""
+    taken = f"by their bandwidths {told}" if told else "taken for one"
+    return [] if ranks else [f"its ranks are not listed: {taken}"]
+
+
 def off_ratio(op: str, rows: Sequence[Row], ranks: int) -> list[str]:
     """Say which row's bus bandwidth is in a wrong ratio to its algorithm bandwidth, if one is.
 

@@ -40,20 +40,14 @@ import msgspec
 
 from fullwire.errors import DamagedInput
 from fullwire.files import SNIFFED_BYTES, lines_in, name_of, opened_plain
-from fullwire.importers._format import (
-    LIKELY,
-    NEAR_BYTES,
-    POSSIBLE,
-    Format,
-    Likeness,
-    near_miss,
-)
+from fullwire.importers._format import LIKELY, NEAR_BYTES, POSSIBLE, Format, Likeness, near_miss
 from fullwire.importers._tables import (
     Launch,
     Prefixes,
     Row,
     Table,
     is_size_and_count,
+    not_listed,
     number,
     off_average,
     off_count,
@@ -182,7 +176,7 @@ class _Reading:
         self._off = list[str]()  # values of rows that contradict each other, in words
         self._averages_gb_s = list[float]()  # as printed: one, or one of each test in the file
         self._has_marks = False  # has lines that begin with #; the last such line is the average
-        self._failed_line = 0  # of the first message that the test failed
+        self._failed_line = 0  # of a message that the test failed
         self._wrong = 0  # wrong values that the test's validation found
         self._tells_wrong, self._wrong_in_rows = False, 0.0  # some versions count them in each row
         self._widths = list[int]()  # words of each row
@@ -225,8 +219,9 @@ class _Reading:
             if (wrong := _WRONG.match(text)) is not None:
                 self._wrong = int(wrong[1])
             return
-        if self.has_rows and _FAILED.search(text) is not None:
-            self._failed_line = self._failed_line or line
+        if self.has_rows and not self._has_end and _FAILED.search(text) is not None:
+            # It repeats in the lines after. Another row tells that the test was started again.
+            self._failed_line = line if self._line > self._failed_line else self._failed_line
             if len(self._row) < max(self._widths, default=0):  # it was about to be measured
                 self._row = []
             return
@@ -320,13 +315,11 @@ class _Reading:
             # The rows that are left are good: their reader may have taken others away.
             problems = problems or off_average(self._averages_gb_s, self._rows)
             if (failed := self._failed_line) > 0:
-                problems.append(f"its test failed in line {failed:,}: later sizes are missing")
+                after = ": later sizes are missing" if self._rows[-1].line < failed else ""
+                problems.append(f"its test failed in line {failed:,}{after}")
             if is_told and op:
                 problems.append(f"its operation is not named: by its bandwidths {op}")
-            problems += split
-            if not listed:
-                by = f"by their bandwidths {told}" if told else "taken for one"
-                problems.append(f"its ranks are not listed: {by}")
+            problems += split + not_listed(listed, told)
             devices = sorted(set(filter(None, self._devices.values())))
             yield Table(
                 op=op,
@@ -424,14 +417,17 @@ def _separated(path: Path, content: bytes) -> list[Table]:
     found = [
         Table(
             op=op,
-            workers=ranks or ranks_told(op, max(rows.values(), key=attrgetter("bus_gb_s"))) or 1,
+            workers=ranks or told or 1,
             device="",
             rows=(*rows.values(),),
-            problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
+            problems=tuple(
+                f"{name_of(path)}: {problem}" for problem in problems + not_listed(ranks, told)
+            ),
             is_damaged=bool(problems),
         )
         for (op, ranks), rows in tables.items()
         if rows
+        for told in [ranks_told(op, max(rows.values(), key=attrgetter("bus_gb_s")))]
     ]
     if not found:
         raise DamagedInput(path, "expected the results of rccl-tests, and no whole row is in it")

@@ -467,7 +467,8 @@ def _what_is_missing(
     if any((directory / ENTERED).exists() for directory in directories):
         return [
             "nothing was recorded: no process that the recorder saw trained or communicated with "
-            "torch. It sees no Python that starts with -I, -E or -S, or without this PYTHONPATH"
+            "torch. It sees no Python that starts with -I, -E or -S, or whose environment lacks "
+            "the PYTHONPATH that `fullwire record` sets"
         ]
     return [
         "nothing was recorded: the job ran other programs only, or a Python that does not see "

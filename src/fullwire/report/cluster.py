@@ -32,14 +32,14 @@ _PANEL_WIDTH, _ROW_HEIGHT, _ONLY_ROW_HEIGHT = 400, 220, 340  # of the picture of
 _LEGEND_LINES = 14
 _ZERO = "#1f2933"
 _TREE_IS_OPEN = (
-    "The tables leave open whether the library has a tree between nodes. The file keeps both fits, "
-    "and intervals hold both answers. Tables of more nodes tell it."
+    "The tables leave open whether the library has a tree between nodes. The file keeps every fit "
+    "that they allow, and intervals hold all answers. Tables of more nodes tell it."
 )
 _PAIR_IS_OPEN = (
     "The tables leave open whether an all-reduce of two nodes sends half as much as one of more "
-    "nodes. The file keeps both fits, and intervals hold both answers. Tables of two nodes and of "
-    "more, together, tell it."
+    "nodes. The file keeps every fit that they allow, and intervals hold all answers."
 )
+_PAIRS_AND_MORE = "Tables of two nodes and of more, together, mostly tell it."
 _CARRIED_OVER = (
     "The file keeps how a row differs from its protocol. Other device counts take that over: less "
     "of it, the farther away they are."
@@ -283,7 +283,11 @@ def print_cluster_fit(fit: ClusterFit) -> None:
     if len({bool(measured.tree_share) for measured in allowed}) > 1:
         say_flush(_TREE_IS_OPEN)
     if len({bool(measured.pair_share) for measured in allowed}) > 1:
-        say_flush(_PAIR_IS_OPEN)
+        devices = fit.cluster.devices_per_node
+        reduces = [each.workers for each in fit.residuals if each.op == "allreduce"]
+        nodes = {-(-workers // devices) for workers in reduces}
+        has_both = 2 in nodes and max(nodes) > 2
+        say_flush(_PAIR_IS_OPEN if has_both else f"{_PAIR_IS_OPEN} {_PAIRS_AND_MORE}")
 
 
 def _table_names(fit: ClusterFit) -> dict[int, str]:

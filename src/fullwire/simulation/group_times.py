@@ -136,7 +136,7 @@ class GroupTimes:
         seen = self._known[key]
         measured = self.cluster.measured or usual(self.cluster)
         flat = np.maximum(sizes.ravel(), 1.0)
-        _, times_s = ways_s(measured, needs(op, seen, ranks), flat)
+        _, times_s = ways_s(measured, needs(op, seen, ranks, measured), flat)
         found: Floats = times_s.min(axis=0)
         if measured.shown:
             found = found * beside_protocols(measured, op, seen, ranks, flat, self.cluster)
