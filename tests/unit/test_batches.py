@@ -11,7 +11,7 @@ import pytest
 
 from fullwire.convergence.batches import USUAL_SPREAD, Critical, Point, fit_batches
 from fullwire.errors import DamagedInput, UsageError
-from validation import reference_points
+from validation import reference_points, tables
 
 
 def of_law(batch: float, *, least: float = 1000.0, critical: float = 100.0) -> Point:
@@ -225,6 +225,47 @@ def test_a_comma_that_may_be_a_decimal_one_is_refused(tmp_path: Path) -> None:
     path.write_text("suite;benchmark;batch;n;olympic_mean;std\n1;x;64;1;26,125;1\n")
     with pytest.raises(DamagedInput, match="olympic_mean: expected a number above 0, got '26,125'"):
         reference_points.curves(path)
+
+
+@pytest.mark.parametrize(
+    ("batch", "beside", "is_thousands"),
+    [
+        ("1,234", "0.5", True),
+        ("1,234", "12.75", True),
+        ("1,234", "3", False),  # nothing tells what the comma is
+        ("1,234", "0,5", False),
+        ("1,234", "2.500", False),  # it may be 2,500 with a decimal comma in the batch
+        ("0,125", "0.5", False),
+    ],
+)
+def test_a_comma_in_a_table_with_tabs_stands_between_thousands_beside_decimal_points(
+    batch: str, beside: str, is_thousands: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text(f"batch\tother\n{batch}\t{beside}\n")
+    [row] = tables.read(path, ("batch",))
+    if is_thousands:
+        assert row.number("batch") == 1234
+    else:
+        with pytest.raises(DamagedInput, match=f"batch: expected a number above 0, got '{batch}'"):
+            row.number("batch")
+
+
+def test_a_decimal_comma_is_no_comma_between_thousands(tmp_path: Path) -> None:
+    """A value of 0,125 was read as 125."""
+    path = tmp_path / "a.csv"
+    path.write_text('a,b\n"0,125","12,345.5"\n')
+    [row] = tables.read(path, ("a", "b"))
+    assert row.number("b") == 12345.5
+    with pytest.raises(DamagedInput, match="a: expected a number above 0, got '0,125'"):
+        row.number("a")
+
+
+def test_the_delimiter_is_one_that_gives_the_columns(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,b (x;y;z)\n1,2\n")
+    [row] = tables.read(path, ("a",))
+    assert row.number("a") == 1
 
 
 @pytest.mark.parametrize("rows", [("10,10,1", "30,30,3"), ("30,30,3", "10,10,1")])

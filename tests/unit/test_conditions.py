@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fullwire.answers import conditions
-from fullwire.answers.conditions import compressors, rate, several, worker_count
+from fullwire.answers.conditions import Asked, compressors, rate, several, worker_count
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.units import MOST_COUNTED
@@ -118,3 +118,28 @@ def test_no_compression_may_be_called_none() -> None:
     assert bf16.ratio == 2
     with pytest.raises(UsageError, match="expected a ratio such as 4, none, or a codec among bf16"):
         compressors("nothing", None)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "info",
+        "inference_loss",
+        "nan_loss",
+        "Info",
+        "\u0142oss",
+        "\u635f\u5931",
+        "loss<=0.3",
+        "_loss",
+    ],
+)
+def test_a_word_is_a_metric_as_the_target(target: str) -> None:
+    """Metrics whose names begin with inf or nan, or with another script, were numbers."""
+    assert Asked(target=target).is_metric
+
+
+@pytest.mark.parametrize(
+    "target", ["0.9", "nan", " inf ", "-inf", "Infinity", "+NaN", "", 0.9, None]
+)
+def test_a_number_is_no_metric_as_the_target(target: Any) -> None:
+    assert not Asked(target=target).is_metric

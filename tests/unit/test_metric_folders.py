@@ -7,6 +7,7 @@ import math
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,14 @@ def row(*items: bytes) -> bytes:
 
 
 def a_wandb(path: Path, *records: bytes) -> Path:
-    path.write_bytes(b":W&B\xe1\xbe\x00" + b"".join(piece(record) for record in records))
+    log = b":W&B\xe1\xbe\x00"
+    for record in records:
+        room = 32 * 1024 - len(log) % (32 * 1024) - 7
+        if room < 0:
+            log, room = log + bytes(room + 7), 32 * 1024 - 7
+        fits = len(record) <= room
+        log += piece(record) if fits else piece(record[:room], 2) + piece(record[room:], 4)
+    path.write_bytes(log)
     return path
 
 
@@ -128,6 +136,28 @@ def logged(column: bytes, values: list[float], first: bytes = b"") -> list[bytes
     return [first, *rows] if first else rows
 
 
+def steps_of(path: Path, *rows: dict[str, float], first: tuple[bytes, ...] = ()) -> dict[str, Any]:
+    """Return the steps of each metric; a row of wandb has its place as `_step` if it has none."""
+    records = [
+        row(
+            *(
+                item(name.encode(), b"%g" % value)
+                for name, value in ({"_step": place} | own).items()
+            )
+        )
+        for place, own in enumerate(rows)
+    ]
+    metrics = fw.read(a_wandb(path / "a.wandb", *first, *records)).metrics
+    return {name: metrics.rows(metrics.name == name).step.tolist() for name in set(metrics.name)}
+
+
+def defined(name: bytes, step: bytes) -> bytes:
+    """Return a record of wandb's define_metric(name, step_metric=step)."""
+    inner = (b"\x12" if name.endswith(b"*") else b"\x0a") + bytes([len(name)]) + name
+    inner += b"\x22" + bytes([len(step)]) + step
+    return b"\x62" + bytes([len(inner)]) + inner
+
+
 @pytest.mark.parametrize("column", [b"iter", b"train/step", b"Iteration", b"train.iters"])
 def test_a_column_that_counts_steps_counts_before_the_calls_of_log(
     tmp_path: Path, column: bytes
@@ -156,14 +186,87 @@ def test_another_column_counts_no_steps(tmp_path: Path, column: bytes, values: l
 
 
 def test_the_step_metric_that_a_script_defines_counts_steps_and_no_epochs(tmp_path: Path) -> None:
-    def defined(name: bytes) -> bytes:  # a record of wandb's define_metric("*", step_metric=...)
-        inner = b"\x12\x01*\x22" + bytes([len(name)]) + name
-        return b"\x62" + bytes([len(inner)]) + inner
-
     for column, steps in ((b"my_step", [0, 30, 60, 90, 120]), (b"epoch", [0, 1, 2, 3, 4])):
-        rows = logged(column, [0, 30, 60, 90, 120], first=defined(column))
+        rows = logged(column, [0, 30, 60, 90, 120], first=defined(b"*", column))
         metrics = fw.read(a_wandb(tmp_path / "a.wandb", *rows)).metrics
         assert metrics.rows(metrics.name == "loss").step.tolist() == steps
+
+
+def test_a_place_in_the_epoch_is_no_step(tmp_path: Path) -> None:
+    """All validation losses were at step 99, the last batch of each epoch."""
+    rows: list[dict[str, float]] = []
+    for _ in range(12):
+        rows += [{"step": place, "loss": 1} for place in range(0, 100, 10)]
+        rows.append({"step": 99, "val_loss": 1})
+    steps = steps_of(tmp_path, *rows)
+    assert steps["val_loss"] == list(range(10, 132, 11))
+    assert len(steps["loss"]) == len(set(steps["loss"])) == 120
+
+
+def test_the_step_that_a_script_gives_counts_before_a_plain_column(tmp_path: Path) -> None:
+    rows = [{"_step": 50 * place, "iter": place, "loss": 1.0} for place in range(6)]
+    assert steps_of(tmp_path, *rows)["loss"] == [0, 50, 100, 150, 200, 250]
+
+
+@pytest.mark.parametrize("column", ["solver/iterations", "skipped/steps", "warmup/step", "step"])
+def test_a_slow_counter_counts_no_steps(tmp_path: Path, column: str) -> None:
+    """A solver's iterations, 5 to 9 in 50 calls, counted as steps: 45 values were lost."""
+    is_warmup = column == "warmup/step"
+    rows = [
+        {column: min(place, 5) if is_warmup else 5 + place // 10, "loss": 1.0}
+        for place in range(50)
+    ]
+    steps = steps_of(tmp_path, *rows)
+    assert steps["loss"] == list(range(50))
+    assert column in steps
+
+
+def test_a_step_metric_counts_for_the_metrics_that_it_was_defined_for(tmp_path: Path) -> None:
+    rows = [
+        {"train_loss": 1.0, "my_step": place**2, "val/a": 1.0, "val/b": 1.0, "val_step": 7 * place}
+        for place in range(5)
+    ]
+    first = (
+        defined(b"val*", b"my_step"),
+        defined(b"val/*", b"val_step"),
+        defined(b"val/b", b"my_step"),
+    )
+    steps = steps_of(tmp_path, *rows, first=first)
+    assert steps["train_loss"] == [0, 1, 2, 3, 4]
+    assert steps["val/a"] == [0, 7, 14, 21, 28]  # the longer beginning, and no beginning, win
+    assert steps["val/b"] == [0, 1, 4, 9, 16]
+
+
+def test_a_column_of_the_metrics_own_folder_counts_first_and_step_before_iter(
+    tmp_path: Path,
+) -> None:
+    rows = [
+        {"val/step": place, "train/step": 50 * place, "train/loss": 1.0, "val/loss": 1.0}
+        for place in range(5)
+    ]
+    steps = steps_of(tmp_path, *rows)
+    assert steps["train/loss"] == [0, 50, 100, 150, 200]
+    assert steps["val/loss"] == [0, 1, 2, 3, 4]
+    rows = [{"iter": 8 * place, "step": 2 * place, "loss": 1.0} for place in range(5)]
+    assert steps_of(tmp_path, *rows)["loss"] == [0, 2, 4, 6, 8]
+
+
+def test_rows_without_the_column_have_its_last_value(tmp_path: Path) -> None:
+    """A loss of the validation was at calls of log, and one of the training at steps."""
+    rows: list[dict[str, float]] = [{"val/loss": 1}]  # before the first step
+    for place in range(1, 21):
+        rows.append({"train/step": 50 * place, "train/loss": 1})
+        rows += [{"val/loss": 1}] if place % 5 == 0 else []
+    steps = steps_of(tmp_path, *rows)
+    assert steps["train/loss"] == list(range(50, 1001, 50))
+    assert steps["val/loss"] == [50, 250, 500, 750, 1000]
+    rows = [{"loss": 1.0} | ({"iter": place} if place % 10 == 0 else {}) for place in range(50)]
+    assert steps_of(tmp_path, *rows)["loss"] == list(range(50))  # no step is that of 10 values
+
+
+def test_a_column_may_begin_late(tmp_path: Path) -> None:
+    rows = [{"warm": 1.0}] * 1100 + [{"loss": 1.0, "iter": 50 * place} for place in range(4)]
+    assert steps_of(tmp_path, *rows)["loss"] == [0, 50, 100, 150]
 
 
 def test_numbers_that_are_none_stay_out(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fullwire.compression.compressor import Compressor, parse_codec
 from fullwire.compression.method import FLOAT_BYTES
 from fullwire.errors import UsageError
 from fullwire.simulation.conditions import CHANGES, Changes
-from fullwire.units import NUMBER, bits_per_second, count, ratio, seconds, shown, whole
+from fullwire.units import NO_NUMBER, NUMBER, bits_per_second, count, ratio, seconds, shown, whole
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -33,8 +33,8 @@ OneOrMany: TypeAlias = Any  # a scalar, text with commas between values, a seque
 UNCOMPRESSED = "none"
 PLACEMENTS = ("packed", "scattered")
 MOST_VALUES = 1_000_000  # of one condition: a generator may never end
-# A sign, or a word that is no number.
-_LIKE_A_METRIC = re.compile(r"[<>=\u2264\u2265]|^(?!\s*(?:nan|inf))\s*[a-z_]", re.IGNORECASE)
+# A sign, or a word in any script that is no number.
+_LIKE_A_METRIC = re.compile(rf"[<>=\u2264\u2265]|^(?!\s*{NO_NUMBER}\s*$)\s*[^\W\d]")
 _PRICE = re.compile(
     rf"\s*([A-Za-z]{{3}}|[$€£¥])?\s*({NUMBER})\s*([A-Za-z]{{3}}|[$€£¥])?/device-hour\s*"
 )

@@ -5,11 +5,15 @@
 After a head of 7 bytes, the file is a log of LevelDB: blocks of 32 KiB hold pieces of records, each
 behind its checksum (CRC-32), length and kind. A record is a message. One row of the history has a
 number for each metric, and `_step` and `_timestamp`. wandb's `_step` counts the calls of `log`. A
-column with the training's own steps counts before it:
+column with the training's own steps counts before it, for each metric the first of:
 
+- a column such as `my_step` that rises, if the script named it for this metric, as in
+  `define_metric("loss", step_metric="my_step")` or `define_metric("train/*", ...)`;
 - `global_step`, also `trainer/global_step` of Lightning and `train/global_step` of Hugging Face;
-- `step`, `iter` and `iteration`, if they are whole numbers that rise;
-- a column such as `my_step` that rises, if the script named it in `define_metric(step_metric=...)`.
+- `step`, `iter` and `iteration`, also `train/step`, if most of their values rise and none falls.
+  One that falls is the place in an epoch. They do not count where the script gives `_step` itself.
+
+A row without the column has its last value.
 
 All else, such as the configuration and the host's own counters, is passed over.
 """
@@ -23,7 +27,8 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import islice, pairwise
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -53,11 +58,16 @@ _NO_JSON = re.compile(NO_NUMBER.encode())
 _LATEST_S = 9e9  # the year 2255: later nanoseconds are no int64
 # Parts of a nested name have points between. A step metric may count epochs or tokens instead.
 _GLOBAL_STEP = re.compile(r"(?:.*[./])?global_step")
-_STEPS = re.compile(r"(?:.*[./])?(?:steps?|iter(?:ation)?s?)", re.IGNORECASE)
+_STEPS = re.compile(
+    r"(?:(?:train(?:er)?|batch|val|eval)[./])?(?:steps?|iter(?:ation)?s?)", re.IGNORECASE
+)
 _OF_STEPS = re.compile(r"(?:.*[./_ -])?(?:steps?|iter(?:ation)?s?)", re.IGNORECASE)
-_ROWS_TO_TELL = 1000  # which columns count steps
-# Numbers of fields: of a record, of its history, of an item, and of the item's step.
-_HISTORY, _METRIC, _ITEM, _STEP, _STEP_METRIC = 2, 12, 1, 2, 4
+_OF_OTHERS = ("", "train", "trainer", "batch")  # their steps count for any metric, in this order
+_MOST_COUNTERS = 32
+_MOST_SERIES = 200_000  # of columns beside metrics
+# Numbers of fields: of a record, of its history, of an item, of the item's step, of a definition.
+_HISTORY, _METRIC, _ITEM, _STEP = 2, 12, 1, 2
+_NAME, _GLOB, _STEP_METRIC = 1, 2, 4
 _KEY, _NESTED_KEY, _JSON = 1, 2, 16
 
 
@@ -72,38 +82,119 @@ def read_wandb(paths: Sequence[Path]) -> Run:
     """Read the history of an offline run as the metrics of a run."""
 
     def rows_in(file: BinaryIO) -> Iterator[Iterator[MetricRow]]:
-        defined, usual = _counters(file)
+        counters = _Counters(file)
         file.seek(0)
-        for number, row in enumerate(islice(_history(file, set()), _MOST_ROWS)):
-            at_global = [name for name in row if _GLOBAL_STEP.fullmatch(name)]
-            yield _metrics(row, number, [*defined, *at_global, *usual])
+        for number, row in enumerate(islice(_history(file, {}), _MOST_ROWS)):
+            yield _metrics(row, number, counters)
 
     return read_metrics(
         paths, rows_in, wanted="metrics", piece="record", without="its history is empty"
     )
 
 
-def _counters(file: BinaryIO) -> tuple[list[str], list[str]]:
-    """Return the columns that count steps: those that the script defined so, and others."""
-    named: set[str] = set()
-    values: dict[str, list[float]] = defaultdict(list)
-    with suppress(BrokenMessageError):  # damage: the rows before it tell
-        for row in islice(_history(file, named), _ROWS_TO_TELL):
-            for name, value in row.items():
-                if _OF_STEPS.fullmatch(name) and isinstance(value, int | float):
-                    values[name].append(value)
-    counters = []
-    for name, own in values.items():
-        rises = sum(after > before for before, after in pairwise(own))
-        falls = sum(after < before for before, after in pairwise(own))
-        # They fall where each epoch begins anew. A length of a step falls as often as it rises.
-        if rises > 4 * falls and all(value % 1 == 0 for value in own):
-            counters.append(name)
-    defined = [name for name in counters if name in named]
-    return defined, [name for name in counters if _STEPS.fullmatch(name)]
+@dataclass(slots=True)
+class _Series:
+    """The values of a column in the rows of a metric, one after another."""
+
+    late: int  # rows of the metric before the column: one is a check before the training
+    latest: object = None
+    count: int = 0
+    rises: int = 0
+    falls: int = 0
+    is_whole: bool = True
+
+    def add(self, value: object) -> None:
+        """Add the column's value in the next row of the metric."""
+        if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
+            self.is_whole = False
+        elif isinstance(self.latest, int | float):
+            self.rises += value > self.latest
+            self.falls += value < self.latest
+        self.count += 1
+        self.latest = value
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether these are steps: at least half of the values rise, and none falls."""
+        return self.is_whole and not self.falls and 2 * self.rises >= self.count - 1
 
 
-def _history(file: BinaryIO, step_metrics: set[str]) -> Iterator[dict[str, object]]:
+class _Counters:
+    """The columns that count steps, and the one that each metric has."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._definitions: dict[str, str] = {}  # the step metric, by a name or a beginning with *
+        self._series: dict[tuple[str, str], _Series] = {}  # by metric and column
+        self.latest: dict[str, object] = {}  # of each column, at first its first value
+        counts, is_given = self._read(file)
+        named = set(self._definitions.values())
+        self._rising: set[str] = set()
+        self._steady: set[str] = set()
+        for column in self.latest:
+            own = self._series.get((column, column))
+            if own is None:
+                continue
+            # A column that the script defined may fall where each epoch begins anew.
+            if column in named and own.is_whole and own.rises > 4 * own.falls:
+                self._rising.add(column)
+            if _STEPS.fullmatch(column) and not is_given and own.rises and own.is_steady:
+                self._steady.add(column)
+        self.columns = self._rising | self._steady
+        self.of = {name: (self.defined_for(name), self.usual_for(name)) for name in counts}
+
+    def _read(self, file: BinaryIO) -> tuple[dict[str, int], bool]:
+        """Return the rows of each metric, and whether `_step` jumps: the script gave it."""
+        counts: dict[str, int] = defaultdict(int)
+        latest: dict[str, object] = {}
+        before: object = None
+        is_given = False
+        with suppress(BrokenMessageError):  # damage: the rows before it tell
+            for row in islice(_history(file, self._definitions), _MOST_ROWS):
+                step = row.get("_step")
+                is_given |= isinstance(step, int) and isinstance(before, int) and step > before + 1
+                before = step
+                names = [name for name in row if not name.startswith("_")]
+                for name in names:
+                    if name in latest:
+                        latest[name] = row[name]
+                    elif name not in counts and len(latest) < _MOST_COUNTERS:
+                        is_named = name in self._definitions.values() and _OF_STEPS.fullmatch(name)
+                        if is_named or _STEPS.fullmatch(name):
+                            latest[name] = self.latest[name] = row[name]
+                for name in names:
+                    for column, value in latest.items():
+                        series = self._series.get((name, column))
+                        if series is None and len(self._series) < _MOST_SERIES:
+                            series = self._series[name, column] = _Series(counts[name])
+                        if series is not None:
+                            series.add(value)
+                    counts[name] += 1
+        return counts, is_given
+
+    def defined_for(self, name: str) -> str:
+        """Return the column that the script defined for a metric, or else ""."""
+        globs = (text for text in self._definitions if text[-1:] == "*")
+        longest = max((text for text in globs if name.startswith(text[:-1])), key=len, default="")
+        column = self._definitions.get(name) or self._definitions.get(longest, "")
+        series = self._series.get((name, column))
+        return column if column in self._rising and series and series.late <= 1 else ""
+
+    def usual_for(self, name: str) -> str:
+        """Return the column such as `step` or `iter` that counts a metric's steps, or else ""."""
+        own_prefix = re.split(r"[./]", name)[0].lower()
+        candidates = []
+        for column in self._steady:
+            prefix = column.lower().replace(".", "/").rpartition("/")[0]
+            series = self._series.get((name, column))
+            if series is None or series.late > 1 or not series.is_steady:
+                continue
+            if prefix == own_prefix or prefix in _OF_OTHERS:
+                place = -1 if prefix == own_prefix else _OF_OTHERS.index(prefix)
+                candidates.append((place, "iter" in column.lower(), column))
+        return min(candidates)[-1] if candidates else ""
+
+
+def _history(file: BinaryIO, defined: dict[str, str]) -> Iterator[dict[str, object]]:
     """Yield the rows of the history, their values read from JSON; note the step metrics on the way.
 
     A script defines a step metric when it begins, before the rows that have it.
@@ -113,8 +204,13 @@ def _history(file: BinaryIO, step_metrics: set[str]) -> Iterator[dict[str, objec
             if not isinstance(history, bytes):
                 continue
             if number == _METRIC:
-                own = dict(fields(history)).get(_STEP_METRIC)
-                step_metrics.add(own.decode(errors="replace") if isinstance(own, bytes) else "")
+                own = {
+                    kind: text.decode(errors="replace").replace("\\.", ".")
+                    for kind, text in fields(history)
+                    if isinstance(text, bytes)
+                }
+                if column := own.get(_STEP_METRIC):
+                    defined[own.get(_NAME) or own.get(_GLOB, "")] = column
             if number != _HISTORY:
                 continue
             row: dict[str, object] = {}
@@ -183,20 +279,27 @@ def _item(message: bytes) -> tuple[str, object]:
         return name, None  # a text or a table
 
 
-def _metrics(row: dict[str, object], number: int, counters: list[str]) -> Iterator[MetricRow]:
-    """Yield step, name, value and time of the numbers in a row; `counters` count its own steps."""
-    step, time_s = row.get("_step", number), row.get("_timestamp", 0.0)
-    own = next((row[name] for name in counters if name in row), None)
-    step = int(own) if isinstance(own, int | float) and own % 1 == 0 else step
-    if not isinstance(step, int) or not -(2**63) <= step < 2**63:
-        raise BrokenMessageError("a row whose step is no whole number")
+def _metrics(row: dict[str, object], number: int, counters: _Counters) -> Iterator[MetricRow]:
+    """Yield step, name, value and time of the numbers in a row."""
+    time_s = row.get("_timestamp", 0.0)
     if not isinstance(time_s, int | float) or not 0 <= time_s < _LATEST_S:
         raise BrokenMessageError("a row whose time is no number of seconds")
+    latest = counters.latest
+    latest.update((name, row[name]) for name in latest if name in row)
+    at_global = next((row[name] for name in row if _GLOBAL_STEP.fullmatch(name)), None)
     for name, value in row.items():
-        if name.startswith("_") or name in counters:
+        if name.startswith("_") or name in counters.columns or _GLOBAL_STEP.fullmatch(name):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
+        defined, usual = counters.of.get(name, ("", ""))  # new where the file still grows
+        step = row.get("_step", number)
+        for own in (latest.get(defined), at_global, latest.get(usual)):
+            if isinstance(own, int | float) and own % 1 == 0:
+                step = int(own)
+                break
+        if not isinstance(step, int) or not -(2**63) <= step < 2**63:
+            raise BrokenMessageError("a row whose step is no whole number")
         try:
             yield step, name, float(value), round(time_s * 1e9)
         except OverflowError:
