@@ -55,6 +55,7 @@ MACHINES: Mapping[str, tuple[int, float, float]] = {
 }  # fmt: skip
 _IMPOSSIBLE = 0.5  # of the time at the device's peak: what is assumed may make a row look quicker
 _EVEN_TOKENS = 128  # of which sequences are multiples
+_ROUNDED = 0.05  # of a time with two digits
 _CARDS = 8, 32.0, 12.5  # of other families: cards in PCIe slots, and 100 Gbit/s for each
 
 
@@ -118,17 +119,11 @@ def _plain(cells: Mapping[str, str | None]) -> dict[str, str]:
     row["cp"] = row.get("cp") or "1"  # an empty one is told, unlike "?"
     row = {key: "" if value == "?" else value for key, value in row.items()}
     # The tokens of a step are those of its sequences, and those that all devices do in its time.
-    step_s, device_tokens_s = number_in(row, "step_time_s"), number_in(row, "tokens_s_gpu")
-    devices, length = devices_in(row), whole(row, "seq")
-    batch = sequences_in(row, length or 1)
-    if step_s and device_tokens_s:
-        device_tokens = step_s * device_tokens_s
-        if devices and length and not batch:
-            row["gbs"] = str(max(1, round(device_tokens * devices / length)))
-        elif devices and batch and not length and "tok" not in row["gbs"].lower():
-            row["seq"] = str(nearest_multiple(round(device_tokens * devices / batch), _EVEN_TOKENS))
-        elif batch and length and not devices:
-            row["gpus"] = str(max(1, round(batch * length / device_tokens)))
+    tokens = (number_in(row, "step_time_s") or 0) * (number_in(row, "tokens_s_gpu") or 0)
+    tokens *= devices_in(row) or 0
+    batch = sequences_in(row, 1)
+    if tokens and batch and not whole(row, "seq") and "tok" not in row["gbs"].lower():
+        row["seq"] = str(nearest_multiple(round(tokens / batch), _EVEN_TOKENS))
     return row
 
 
@@ -137,20 +132,29 @@ def measured(cells: Mapping[str, str | None], number: int) -> Measured:
     row, assumed = _plain(cells), list[str]()
     device = device_named(row.get("gpu", ""), assumed)
     architecture = architecture_of(row, assumed)
-    gpus = min(devices_in(row) or _devices_of_degrees(row, assumed), MOST_DEVICES // 64)
-    layout, share = layout_of(row, architecture, device, gpus, assumed)
-    cluster = cluster_of(row.get("network", ""), device, gpus, assumed)
+    gpus = min(devices_in(row) or _devices_uncounted(row, assumed), MOST_DEVICES // 64)
     step_s = number_in(row, "step_time_s")
     tokens_s = number_in(row, "tokens_s_gpu")
+    told = whole(row, "seq"), sequences_in(row, whole(row, "seq") or architecture.sequence)
+    is_told = bool(step_s and tokens_s) and "devices" not in assumed
+    if step_s and tokens_s and is_told and not told[1]:
+        row["gbs"] = str(max(1, round(step_s * tokens_s * gpus / architecture.sequence)))
+    layout, share = layout_of(row, architecture, device, gpus, assumed)
+    cluster = cluster_of(row.get("network", ""), device, gpus, assumed)
+    length, batch = layout.sequence, layout.global_batch * share
     if not step_s and tokens_s:
         step_s = layout.tokens * share / (tokens_s * gpus)
-    elif {"global batch", "sequence"} & set(assumed) and "tok" not in row.get("gbs", "").lower():
+    elif (
+        not is_told
+        and {"global batch", "sequence"} & set(assumed)
+        and "tok" not in row.get("gbs", "").lower()
+    ):
         assumed.append("tokens of a step")
-    least_s = layout.tokens * share * architecture.flops(layout.sequence) * 3 / gpus
+        length, batch = told[0] or _EVEN_TOKENS, told[1] or 1  # the least that they may have been
+    least_s = length * batch * architecture.flops(length) * 3 / gpus
     if not step_s:
         raise Refused("no measured time")
-    is_sure = "tokens of a step" not in assumed
-    if is_sure and step_s < _IMPOSSIBLE * least_s / device.peak_flops_per_s(layout.precision):
+    if step_s < _IMPOSSIBLE * least_s / device.peak_flops_per_s(layout.precision):
         raise Refused("faster than the device's peak")
     return Measured(
         uid=row.get("uid") or str(number),
@@ -171,14 +175,28 @@ def measured(cells: Mapping[str, str | None], number: int) -> Measured:
     )
 
 
-def _devices_of_degrees(row: Mapping[str, str], assumed: list[str]) -> int:
-    """Return the devices of a row that counts none: the product of its degrees."""
-    degrees = [whole(row, name) for name in ("tp", "pp", "cp", "dp")]
-    together = math.prod(ways or 1 for ways in degrees)
-    if degrees[-1]:
+def _devices_uncounted(row: Mapping[str, str], assumed: list[str]) -> int:
+    """Return the devices of a row that counts none: the product of its degrees.
+
+    Where DP is open, both times may tell it. They are rounded, so it is the nearest that divides
+    the batch.
+    """
+    together = math.prod(whole(row, name) or 1 for name in ("tp", "pp", "cp", "dp"))
+    if whole(row, "dp"):
         return together
+    length = whole(row, "seq")
+    device_tokens = (number_in(row, "step_time_s") or 0) * (number_in(row, "tokens_s_gpu") or 0)
+    batch = sequences_in(row, length or 1)
+    if not (device_tokens and length and batch):
+        assumed.append("devices")
+        return max(8, together)
+    likely = batch * length / device_tokens
+    devices = together * nearest_divisor(batch, max(1, round(likely / together)))
+    if abs(devices / likely - 1) < _ROUNDED:
+        return devices
     assumed.append("devices")
-    return max(8, together)
+    of_node = 8 if likely > 8 else 1
+    return nearest_multiple(max(1, round(likely)), math.lcm(together, of_node))
 
 
 def device_named(text: str, assumed: list[str]) -> Accelerator:
@@ -497,10 +515,20 @@ def precision_of(text: str, device: Accelerator, assumed: list[str]) -> Precisio
         return "fp32"
     if "bf16" not in plain or "?" in plain or "not logged" in plain:
         assumed.append("precision")
-        narrowest = device.runs_as("nvfp4")  # steps in fewer bits are quicker
+        # Steps in fewer bits are quicker. A type that the text names is the narrowest.
+        named = [kind for word, kind in _NAMED.items() if word in plain]
+        narrowest = device.runs_as(named[0] if named else "nvfp4")
         if narrowest not in ("bf16", "fp16", "fp32"):
             assumed.append("four bits" if narrowest == "nvfp4" else "eight bits")
     return "bf16"
+
+
+_NAMED: Mapping[str, Precision] = {
+    "fp4": "nvfp4",
+    "fp8": "fp8",
+    "float8": "fp8",
+    "bf16": "bf16",
+}
 
 
 def recompute_of(text: str) -> Recompute | None:

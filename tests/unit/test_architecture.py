@@ -283,6 +283,7 @@ def test_the_command_takes_megatrons_arguments_as_one_word(cli: Cli) -> None:
         "--fine-grained-activation-offloading --offload-modules core_attn --cpu-offloading",
         "--defer-embedding-wgrad-compute --wgrad-deferral-limit 50 --delay-wgrad-compute",
         "--record-memory-history --memory-snapshot-path x.pickle --disable-straggler-on-startup",
+        "--activation-offload-fraction 0.5 --offload-optimizer-states --deepspeed_mpi",
         "--sft --iterations-to-skip 10 --phase-transition-iterations 10 --no-mmap-bin-files",
         "--openai-gelu --embedding-init-method-std 1.0 --qk-clip --disable-jit-fuser",
     ],
@@ -293,12 +294,19 @@ def test_arguments_of_the_training_leave_the_model_as_it_is(flags: str) -> None:
     assert architecture(f"{plain} {flags}") == architecture(plain)
 
 
-def test_an_unknown_argument_of_megatron_is_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("hidden-doubling", "ds-hidden-layers", "deepspeed-layers", "offload-layers"),
+        *("layers-to-offload", "phase-transition-layers", "zero-stages"),
+    ],
+)
+def test_an_unknown_argument_of_megatron_is_refused_by_name(flag: str) -> None:
     line = (
         "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 "
-        "--max-position-embeddings 128 --vocab-size 1000 --hidden-doubling 2"
+        f"--max-position-embeddings 128 --vocab-size 1000 --{flag} 2"
     )
-    with pytest.raises(UsageError, match="got hidden_doubling"):
+    with pytest.raises(UsageError, match=f"got {flag.replace('-', '_')}"):
         architecture(line)
 
 

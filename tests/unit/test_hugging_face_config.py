@@ -216,6 +216,48 @@ def test_a_parallel_block_has_one_norm_and_a_sandwich_four(tmp_path: Path) -> No
 def test_the_text_of_a_model_with_pictures_is_a_file_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"text alone, got 'gemma3'\. Save its text_config as"):
         read(tmp_path, {"model_type": "gemma3", "text_config": GEMMA3, "vision_config": {}})
+    unknown = {"model_type": "qwen3_vl", "text_config": GEMMA3 | {"model_type": "qwen3_vl_text"}}
+    with pytest.raises(UsageError, match=r"text alone, got 'qwen3_vl'$"):
+        read(tmp_path, unknown)
+
+
+@pytest.mark.parametrize("kind", ["glm", "glm4", "seed_oss"])
+def test_biases_that_a_family_usually_has_may_be_switched_off(tmp_path: Path, kind: str) -> None:
+    """GLM-4-32B-0414 has none. Without the field, Transformers makes them."""
+    config = GLM4 | {"model_type": kind}
+    del config["attention_bias"]
+    usual = read(tmp_path, config)
+    assert usual == read(tmp_path, config | {"attention_bias": True})
+    without = read(tmp_path, config | {"attention_bias": False})
+    assert (usual.biases, without.biases) == ("qkv", "none")
+    assert usual.parameters - without.parameters == 40 * (32 + 2 * 2) * 128
+
+
+def test_a_head_that_shares_the_embeddings_matrix_keeps_its_bias(tmp_path: Path) -> None:
+    apart, tied = (read(tmp_path, PHI2 | {"tie_word_embeddings": tied}) for tied in (False, True))
+    assert apart.parameters - tied.parameters == 51200 * 2560
+    assert workload(f"{tmp_path}@h100").model.parameter_count == tied.parameters
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (PHI2, "qk_layernorm"),
+        (SEED, "attention_out_bias"),
+        (SEED, "mlp_bias"),
+        (OPT, "_remove_final_layer_norm"),
+    ],
+)
+def test_a_field_that_is_null_is_off(tmp_path: Path, config: Config, name: str) -> None:
+    assert read(tmp_path, config | {name: None}) == read(tmp_path, config)
+    with pytest.raises(UsageError, match=f"{name}: expected False, got True"):
+        read(tmp_path, config | {name: True})
+
+
+@pytest.mark.parametrize("kinds", [[], ["dense"] * 50, ["dense", *["sparse"] * 45]])
+def test_each_layer_is_dense_or_sparse(tmp_path: Path, kinds: list[str]) -> None:
+    with pytest.raises(UsageError, match=f"expected one for each of 47 layers, got {len(kinds)}$"):
+        read(tmp_path, GLM_47_FLASH | {"mlp_layer_types": kinds})
 
 
 def test_experts_in_some_layers_between_dense_ones_are_refused(tmp_path: Path) -> None:

@@ -1092,12 +1092,23 @@ def test_a_fixed_degree_that_other_degrees_do_not_leave_is_told_with_what_helps(
 
 def test_a_batch_that_is_too_small_for_a_cluster_names_the_nodes_that_it_fits() -> None:
     asked: dict[str, Any] = {"cluster": "dgx-h100", "seq": 8192, "top": 1, "global_batch": 8}
-    with pytest.raises(UsageError, match=r"of dp or --nodes 8, got 8 on .* The nearest is 32$"):
-        fw.plan("llama3-8b", **asked, nodes=32, fix="tp=2,pp=4,cp=1")
+    fits = r"of dp, got 8 on 256 devices \(it fits 8 nodes\)\. The nearest is 32$"
+    for size in ({"nodes": 32}, {"devices": 256}):
+        with pytest.raises(UsageError, match=fits):
+            fw.plan("llama3-8b", **{**asked, **size}, fix="tp=2,pp=4,cp=1")
     assert fw.plan("llama3-8b", **asked, nodes=8, fix="tp=2,pp=4,cp=1").best.dp == 8
     # Four devices are no whole nodes.
     with pytest.raises(UsageError, match=r"of dp, got 4 on 8 devices. The nearest is 8$"):
         fw.plan("llama3-8b", **{**asked, "global_batch": 4}, nodes=1, fix="tp=1,pp=1,cp=1")
+    # No nodes help a batch that the microbatch does not divide, or groups that they do not have.
+    for batch, fix in ((13, "microbatch=2"), (64, "zero=3,shard=128")):
+        with pytest.raises(UsageError, match=r"global batch: .* devices\. The nearest is \d+$"):
+            fw.plan(
+                "llama3-8b",
+                **{**asked, "global_batch": batch},
+                nodes=32,
+                fix=f"tp=1,pp=1,cp=1,{fix}",
+            )
 
 
 def test_a_part_of_an_hour_is_told_as_it_was_asked_for(

@@ -118,9 +118,8 @@ def test_a_trace_without_shapes_and_a_plan_without_a_run_are_refused(
         fw.read("tests/data/inputs/kineto-cpu"),
         provenance=Provenance(origin="measured", source="torchrun job.py"),
     )
-    with pytest.raises(
-        UsageError, match=r"record_shapes.*got a recording of `fullwire record` without"
-    ):
+    without = r"record_shapes.*got a recording of `fullwire record` without shapes$"
+    with pytest.raises(UsageError, match=without):
         fw.plan(recorded=recording, to="tp=2")
     with pytest.raises(UsageError, match="to: expected a recorded run"):
         fw.plan("llama3-8b", cluster="dgx-h100", global_batch=64, to="tp=2")

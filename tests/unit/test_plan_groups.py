@@ -293,17 +293,27 @@ def test_free_products_are_refused(tmp_path: Path) -> None:
         found_in(tmp_path, job)
 
 
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
 @pytest.mark.parametrize("idle_s", [0.0, 0.03])
 def test_a_device_waits_for_the_host_as_long_as_its_trace_shows(
-    tmp_path: Path, idle_s: float
+    tmp_path: Path, tp: int, pp: int, idle_s: float
 ) -> None:
-    device_traced(tmp_path / "job", Job(framework="megatron", tp=2, idle_us=1e6 * idle_s))
-    plain = fw.plan(recorded=tmp_path / "job", to="tp=2")
+    ways = {"tp": tp, "pp": pp}
+    job = Job(framework="megatron", tp=tp, pp=pp, idle_us=1e6 * idle_s)
+    device_traced(tmp_path / "job", job)
+    plain = fw.plan(recorded=tmp_path / "job", to=ways)
     assert plain.recorded is not None
     by_work = {ratio.work: ratio for ratio in plain.recorded.ratios}
-    assert by_work["waits for the host"].measured_s == pytest.approx(idle_s, abs=1e-3)
+    bubble_s = 0.0025 * (pp - 1)  # which a pipeline's idle time holds
+    waited_s = by_work["waits for the host"].measured_s
+    assert waited_s == pytest.approx(max(0.0, idle_s - bubble_s), abs=1e-3)
+    if pp > 1:
+        # Transfers show the network, which without a pace would take 20 times as long.
+        whole = fw.plan(recorded=tmp_path / "job", to="pp=1")
+        assert whole.best.step_s == pytest.approx(plain.best.step_s, rel=0.1)
+        return
     # So eight times the batch is eight times the work. Waits are of a step or of microbatches.
-    more = fw.plan(recorded=tmp_path / "job", to="tp=2", global_batch=8 * plain.global_batch)
+    more = fw.plan(recorded=tmp_path / "job", to=ways, global_batch=8 * plain.global_batch)
     work_s = plain.best.step_s - idle_s
     assert idle_s + 0.85 * 8 * work_s < more.best.step_s < 8 * (idle_s + work_s)
 

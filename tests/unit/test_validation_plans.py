@@ -218,6 +218,63 @@ def test_of_batch_sequence_and_devices_one_follows_from_both_times(tmp_path: Pat
         assert (row.layout, row.cluster.devices, row.assumed) == (whole.layout, 64, ())
 
 
+@pytest.mark.parametrize(("pp", "dp"), [("1", "64"), ("1", ""), ("4", ""), ("4", "?")])
+def test_devices_that_rounded_times_tell_fit_the_degrees_and_the_batch(
+    tmp_path: Path, pp: str, dp: str
+) -> None:
+    """512 devices take 7.26 s. The row says 7.3 s, which would be 510 devices."""
+    job = {"gpus": "", "tp": "8", "pp": pp, "seq": "8192", "gbs": "1024", "step_time_s": "7.3"}
+    row = one_row(tmp_path, **job, dp=dp, tokens_s_gpu="2254", sp="1")
+    assert row.cluster.devices == row.layout.devices == 512
+    assert row.layout.global_batch == 1024
+    assert not row.assumed
+
+
+def test_devices_that_no_division_of_the_batch_tells_are_assumed(tmp_path: Path) -> None:
+    row = one_row(
+        tmp_path, gpus="", dp="", seq="8192", gbs="1024", step_time_s="7.3", tokens_s_gpu="3000"
+    )
+    assert "devices" in row.assumed
+    assert row.cluster.devices == 384
+
+
+def test_both_times_tell_the_tokens_of_a_step_without_batch_and_sequence(tmp_path: Path) -> None:
+    times = {"step_time_s": "5", "tokens_s_gpu": "10000"}
+    row = one_row(tmp_path, gbs="", seq="", **times)
+    assert row.layout.tokens * row.batch_share == pytest.approx(64 * 5 * 10000, rel=0.001)
+    assert row.assumed == ("sequence",)
+
+
+def test_a_step_without_its_tokens_has_at_least_one_short_sequence(tmp_path: Path) -> None:
+    row = {"model": "llama3-70b", "gpu": "H100", "gpus": "64", "gbs": "64", "step_time_s": "0.001"}
+    path = tmp_path / "runs.csv"
+    path.write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
+    assert read(path) == ([], {"faster than the device's peak": 1})
+
+
+def test_rows_whose_name_is_a_number_are_no_remarks(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "uid,gpu,gpus,model,seq,gbs,step_time_s\n# of 2024\n#1,H100,8,llama3-8b,4096,64,9\n"
+    )
+    rows, refused = read(path)
+    assert ([row.uid for row in rows], refused) == (["#1"], {})
+
+
+@pytest.mark.parametrize(
+    ("text", "gaps"),
+    [
+        ("fp8?", ("precision", "eight bits")), ("float8 (?)", ("precision", "eight bits")),
+        ("bf16?", ("precision",)), ("nvfp4?", ("precision", "four bits")),
+        ("not logged", ("precision", "four bits")), ("", ("precision", "four bits")),
+    ],
+)  # fmt: skip
+def test_a_precision_in_doubt_is_at_most_as_narrow_as_its_text(
+    tmp_path: Path, text: str, gaps: tuple[str, ...]
+) -> None:
+    assert one_row(tmp_path, gpu="B200-180GB", precision=text).assumed == gaps
+
+
 def test_a_step_of_an_unknown_batch_may_have_been_any(tmp_path: Path) -> None:
     row = one_row(tmp_path, gbs="", step_time_s="0.01")
     assert row.assumed == ("global batch", "tokens of a step")

@@ -291,11 +291,12 @@ def table_of(text: str) -> Table:
     rows = [(at + reader.line_num, [cell.strip() for cell in row]) for row in reader]
     line, heading = rows[0] if rows else (1, [])
     names = [_name(cell) for cell in heading]
-    is_numbered = names[:1] == [""]  # rows may begin with #1 then
+    is_numbered = names[:1] in ([""], ["id"], ["uid"])  # rows may begin with #1 then
     rows = [
         (place, row)
         for place, row in rows[1:]
-        if any(row) and (is_numbered or not row[0].startswith("#"))
+        if any(row)
+        if not row[0].startswith("#") or (is_numbered and re.fullmatch(r"#\d+", row[0]))
     ]
     if separator == ",":
         return Table(line, heading, names, rows)

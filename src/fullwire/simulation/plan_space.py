@@ -410,17 +410,18 @@ def _check_batch(space: Space, fixed: Mapping[str, int | str]) -> None:
             (nearest_multiple(space.global_batch, dp * microbatch) for dp in degrees),
             key=lambda batch: (abs(batch - space.global_batch), batch),
         )
+        is_open = not {"dp", "shard"} & fixed.keys() and space.global_batch % microbatch == 0
         nodes = [  # a part of the cluster, on which the batch has a plan
             space.devices // dp * share // space.devices_per_node
             for dp in degrees
-            for share in divisors(space.global_batch // microbatch)
-            if "dp" not in fixed and share < dp
+            for share in divisors(space.global_batch // microbatch if is_open else 1)
+            if is_open and share < dp
             if space.devices // dp * share % space.devices_per_node == 0
         ]
-        what += f" or --nodes {max(nodes)}" if nodes else ""
+        fits = f" (it fits {max(nodes)} node{'s' * (max(nodes) > 1)})" if nodes else ""
         raise UsageError(
             f"global batch: expected a multiple of {what}, got {space.global_batch} on "
-            f"{space.in_words}. The nearest is {batch}"
+            f"{space.in_words}{fits}. The nearest is {batch}"
         )
 
 

@@ -98,7 +98,9 @@ class _Recognising:
                 raise self._lacks(expected, "no step")
             is_ours = run.provenance.origin == "measured"
             given = "a recording of `fullwire record`" if is_ours else shown(run.provenance.source)
-            raise UsageError(f"from: expected {expected} (record_shapes=True), got {given} without")
+            raise UsageError(
+                f"from: expected {expected} (record_shapes=True), got {given} without shapes"
+            )
         self.calls: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
         self.spent_ns: dict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
         columns = (table.rank, table.step, table.name, table.shapes, table.calls, table.busy_ns)

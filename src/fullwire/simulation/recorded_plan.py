@@ -405,13 +405,14 @@ def _with_host(recorded: Recorded, job: Job) -> tuple[Ratio, Recorded]:
 
     The trace shows the time of a microbatch and of a step that no part explains. The host's
     launches stay as modelled: they may count on a plan with less work for each device. Of a
-    pipeline's idle time, the bubble comes first.
+    pipeline's idle time, the bubble comes first, and then transfers of a known pace.
     """
     habits, busy_s = recorded.habits, recorded.recognised.busy_s
     bare = replace(recorded, habits=replace(habits, microbatch_s=0.0, step_s=0.0)).priced(job)
     modelled_s = float(recorded.priced(job).host_s[0])
-    bubble_s = float((bare.bubble_s + bare.pp_s)[0])
-    waited_s = min(busy_s["host"], max(0.0, busy_s["host"] + busy_s["pp"] - bubble_s))
+    is_paced = recorded.is_network_told or recorded.pace != (1.0, 0.0)
+    between_s = float(bare.bubble_s[0] + is_paced * bare.pp_s[0])
+    waited_s = min(busy_s["host"], max(0.0, busy_s["host"] + busy_s["pp"] - between_s))
     launches_s = float(bare.host_s[0])
     share = max(0.0, waited_s - launches_s) / (modelled_s - launches_s)
     habits = replace(habits, microbatch_s=share * habits.microbatch_s, step_s=share * habits.step_s)
@@ -474,8 +475,19 @@ def _pace(recognised: Recognised, job: Job) -> tuple[float, float]:
         for op, size, spent_s in recognised.messages.get(kind, ())
         if ways[kind][0] > 1 and op in ("allreduce", "allgather", "reducescatter")
     ]
-    if not rows:
+    sent = [row[1:] for row in recognised.messages.get("pp", ()) if row[0] in ("send", "recv")]
+    is_told = job.groups.cluster.name != UNKNOWN_CLUSTER
+    if not rows and (is_told or job.device.family == _PROCESSOR or layout.pp == 1 or not sent):
         return 1.0, 0.0
+    if not rows:
+        # Transfers between stages show an unknown network. Many of them wait for the other stage,
+        # so a long time is no sign of a slower network. Gloo ends a send before its bytes arrive.
+        stages, stride = np.array([layout.pp]), np.array([layout.devices // layout.pp])
+        factors = [
+            spent_s / float(job.groups.hops(stages, stride, np.array([size])).slowest_s[0])
+            for size, spent_s in sent
+        ]
+        return min(1.0, float(np.quantile(factors, 0.25))), 0.0
     # Some messages wait for others, or for a late rank: the quicker ones of a size tell.
     size, modelled_s, spent_s = np.array(rows).T
     least, most = size == size.min(), size == size.max()

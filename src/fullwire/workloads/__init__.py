@@ -311,7 +311,7 @@ def _layers(model: Architecture) -> Iterator[Layer]:
         yield fp32_add(f"{name}.mlp_add", length * width)
     yield norm("norm")
     head = linear("head", length, width, model.vocab, bias=model.has_head_bias)
-    yield head._replace(parameters=()) if model.is_tied else head
+    yield head._replace(parameters=head.parameters[:-1]) if model.is_tied else head  # its bias
     yield cross_entropy("loss", length, model.vocab)
 
 

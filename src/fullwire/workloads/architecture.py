@@ -305,7 +305,9 @@ class Architecture:
     @property
     def head_parameters(self) -> int:
         """Return the parameters behind the last layer that no other part holds."""
-        return self.norm_parameters + (0 if self.is_tied else self.head_matrix.parameters)
+        matrix = 0 if self.is_tied else self.head_matrix.parameters
+        bias = self.vocab if self.is_tied and self.has_head_bias else 0
+        return self.norm_parameters + matrix + bias
 
     def layer_parameters(self, layer: int) -> int:
         """Return the parameters of a layer, counted from 0."""

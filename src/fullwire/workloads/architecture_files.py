@@ -67,12 +67,17 @@ _HARMLESS = re.compile(
     r"|result_rejected.*|error_injection.*|replication.*|export_.*|trust_remote_code|qk_l2_norm"
     r"|activation_func_clamp_value|glu_linear_offset|standalone_embedding_stage|lazy_mpu_init"
     r"|adlr_.*|align_.*|local_rank|nproc_per_node|nnodes|node_rank|master_(addr|port)|rdzv_.*"
-    r"|.*straggler.*|.*offload.*|defer_.*|wgrad_.*|distribute_saved_activations|.*mmap.*"
+    r"|.*straggler.*|fine_grained_activation_offloading|activation_offload_fraction"
+    r"|offload_(modules|optimizer_states)|min_offloaded_tensor_size"
+    r"|delta_offload_bytes_across_pp_ranks"
+    r"|defer_.*|wgrad_.*|distribute_saved_activations|.*mmap.*"
     r"|num_distributed_optimizer_instances|record_memory_history|memory_snapshot_path|qk_clip.*"
     r"|external_cuda_graph|sharp_.*|create_all_gather_group|suggested_communication_.*"
     r"|embedding_init_.*|layernorm_zero_centered_gamma|openai_gelu|erf_gelu|disable_jit_fuser"
     r"|onnx_safe|sft|flash_decode|allow_ambiguous_.*|object_storage_.*|iterations_to_skip"
-    r"|phase_transition_.*|deepspeed.*|ds_.*|zero_stage)$"  # the last ones are Megatron-DeepSpeed's
+    r"|phase_transition_iterations"
+    # Those of DeepSpeed and Megatron-DeepSpeed.
+    r"|deepspeed(_config|_mpi)?|ds_(pipeline_enabled|inference|fused_adam)|zero_stage)$"
 )
 
 

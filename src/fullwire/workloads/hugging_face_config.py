@@ -52,13 +52,15 @@ class _Family:
     - `window`: "all" if `sliding_window` holds for all layers, "steps" for all but each
       `full_every`-th, "switch" if it needs `use_sliding_window`.
     - `usual_window`: the window of a config.json that has no `sliding_window`.
+    - `bias_of_attention`: the biases that `attention_bias` adds. If they are `biases`, it is on
+      where a config.json does not say.
     - `fixed`: fields of which only this value is read, as the others change the parameters.
     """
 
     is_gated: bool = True
     is_tied: bool = False
     biases: Literal["none", "qkv", "attention", "all"] = "none"
-    bias_of_attention: Literal["attention", "qkv"] = "attention"  # that attention_bias adds
+    bias_of_attention: Literal["attention", "qkv"] = "attention"
     norm: Literal["rms", "layer", "layer-without-bias", "without-parameters"] = "rms"
     layer_norms: int = 2
     query_key_norm: Literal["none", "heads", "joint"] = "none"
@@ -114,8 +116,9 @@ _FAMILIES = {
     "arcee": _Family(is_gated=False),
     "seed_oss": _Family(
         biases="qkv",
+        bias_of_attention="qkv",
         head_dim=128,
-        fixed=(("attention_bias", True), ("attention_out_bias", False)),
+        fixed=(("attention_out_bias", False), ("mlp_bias", False)),
     ),
     "olmo": _Family(norm="without-parameters"),
     "olmoe": _Family(query_key_norm="joint"),
@@ -139,8 +142,8 @@ _FAMILIES = {
         full_every=6,
         usual_window=4096,
     ),
-    "glm": _Family(biases="qkv", head_dim=128, fixed=(("attention_bias", True),)),
-    "glm4": _Family(biases="qkv", head_dim=128, layer_norms=4, fixed=(("attention_bias", True),)),
+    "glm": _Family(biases="qkv", bias_of_attention="qkv", head_dim=128),
+    "glm4": _Family(biases="qkv", bias_of_attention="qkv", head_dim=128, layer_norms=4),
     "glm4_moe": _Family(bias_of_attention="qkv", has_router_bias=True),
     "cohere": _Family(is_tied=True, norm="layer-without-bias", layer_norms=1),
     "gpt_neox": _Family(
@@ -177,10 +180,11 @@ def from_hugging_face(text: str, place: str) -> Architecture:
     if not isinstance(held, dict):
         raise UsageError(f"{place}: expected an object, got {type(held).__name__}")
     kind = held.get("model_type")
-    if kind not in _KINDS and isinstance(held.get("text_config"), dict):
+    if kind not in _KINDS and isinstance(text_config := held.get("text_config"), dict):
+        is_known = text_config.get("model_type") in _KINDS
+        hint = ". Save its text_config as a config.json of its own" if is_known else ""
         raise UsageError(
-            f"{place}: model_type: expected a model of text alone, got {shown(kind)}. Save its "
-            "text_config as a config.json of its own"
+            f"{place}: model_type: expected a model of text alone, got {shown(kind)}{hint}"
         )
     if kind not in _KINDS:
         raise UsageError(
@@ -207,7 +211,8 @@ def _named(config: Fields) -> str:
 def _check_fixed(config: Fields, fixed: Sequence[tuple[str, object]]) -> None:
     for name, usual in fixed:
         config.known.add(name)
-        if config.held.get(name, usual) != usual:
+        is_off = config.held.get(name, usual) is None and usual is not True
+        if not is_off and config.held.get(name, usual) != usual:
             raise UsageError(
                 f"{config.place}: {name}: expected {usual!r}, got {shown(config.held[name])}"
             )
@@ -250,9 +255,10 @@ def _plain(config: Fields, kind: str) -> Architecture:
 
 
 def _biases(config: Fields, family: _Family) -> Literal["none", "qkv", "attention", "all"]:
-    has_attention = config.flag("attention_bias", False)
+    has_own = family.biases == family.bias_of_attention
+    has_attention = config.flag("attention_bias", has_own)
     has_mlp = config.flag("mlp_bias", False)
-    if family.biases != "none":
+    if family.biases != "none" and not has_own:
         return family.biases
     if has_mlp and not has_attention:
         raise UsageError(f"{config.place}: mlp_bias: expected false without attention_bias")
@@ -360,6 +366,11 @@ def _routed(config: Fields, kind: str) -> Moe:
             raise UsageError(
                 f"{config.place}: mlp_layer_types: expected dense layers and then sparse ones, got "
                 f"{shown(kinds)}"
+            )
+        if len(listed) != (layers := config.whole("num_hidden_layers")):
+            raise UsageError(
+                f"{config.place}: mlp_layer_types: expected one for each of {layers} layers, got "
+                f"{len(listed)}"
             )
     return Moe(
         experts=config.whole("n_routed_experts", "num_local_experts"),
