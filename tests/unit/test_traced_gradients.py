@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import fullwire as fw
-from fullwire.errors import UsageError
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.importers import read
 from fullwire.report.terminal import print_whatif
 from fullwire.run.run import Run
@@ -25,6 +25,7 @@ KERNELS = {
     "allreduce": ALL_REDUCE,
     "_allgather_base": "ncclDevKernel_AllGather_RING_LL",
     "_reduce_scatter_base": "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL",
+    "send": "ncclDevKernel_SendRecv",
 }
 # A kernel with its pass and length, a collective with its group, name and size, or the wait for it.
 Part = tuple[Any, ...]
@@ -61,6 +62,81 @@ def sharded() -> Iterator[Part]:
         if layer[0]:
             yield "send", "_reduce_scatter_base", "1", "gradients"
     yield "wait", "gradients"
+    yield "work", False, 50
+
+
+def split_beside() -> Iterator[Part]:
+    """Yield a step of split layers whose sums go beside the work for the layers' weights."""
+    for layer in range(LAYERS):
+        yield "work", False, 200
+        yield "send", "allreduce", "1", (False, layer)
+        yield "wait", (False, layer)
+    for layer in range(LAYERS):
+        yield "work", True, 200
+        yield "send", "allreduce", "1", (True, layer)
+        yield "work", True, 400
+        yield "wait", (True, layer)
+    yield "work", False, 50
+
+
+def waited_for() -> Iterator[Part]:
+    """Yield a step that sums each gradient and waits for it."""
+    yield "work", False, 400
+    for _ in range(LAYERS):
+        yield "work", True, 200
+        yield "send", "allreduce", "1", "gradients"
+        yield "wait", "gradients"
+    yield "work", False, 50
+
+
+def sharded_and_summed(group: str, size: int) -> Iterator[Part]:
+    """Yield the steps of a sharded model, with an all-reduce after each scatter, and a norm."""
+    for part in sharded():
+        yield part
+        if part[:2] == ("send", "_reduce_scatter_base"):
+            yield "send", "allreduce", group, "gradients", size
+    yield "send", "allreduce", "1", "norm", 4
+    yield "wait", "norm"
+    yield "work", False, 50
+
+
+def sequences_split(size: int) -> Iterator[Part]:
+    """Yield a step that gathers and scatters activations, and sums gradients beside them."""
+    for is_backward in (False, True):
+        for _ in range(LAYERS):
+            yield "send", "_allgather_base", "1", "activations"
+            yield "wait", "activations"
+            yield "work", is_backward, 200
+            yield "send", "_reduce_scatter_base", "1", "activations"
+            yield "wait", "activations"
+            if is_backward:
+                yield "send", "allreduce", "2", "gradients", size
+    yield "send", "_reduce_scatter_base", "1", "activations", 2 * LAYERS * size
+    yield "wait", "gradients"
+    yield "work", False, 50
+
+
+def summed_afterwards() -> Iterator[Part]:
+    """Yield a step that sums a loss in its forward pass, and no gradients in its backward pass."""
+    yield "work", False, 400
+    yield "send", "allreduce", "1", "loss", 4
+    yield "wait", "loss"
+    yield "work", True, 400
+    yield "work", False, 50
+
+
+def summed_with_a_mean() -> Iterator[Part]:
+    """Yield a step whose forward pass has one sum as large as those of gradients."""
+    yield "send", "allreduce", "1", "mean"
+    yield "wait", "mean"
+    yield from waited_for()
+
+
+def in_stages() -> Iterator[Part]:
+    """Yield a step of a pipeline's stage, as far as it sends something."""
+    for is_backward in (False, True):
+        yield "work", is_backward, 400
+        yield "send", "send", "1", "activations"
     yield "work", False, 50
 
 
@@ -162,8 +238,19 @@ def test_gradients_beside_a_split_layer_are_told_from_its_sums(tmp_path: Path) -
     assert first.ready_ns.tolist() == [1000 * each for each in ended_us]
 
 
-def test_a_device_that_waits_for_its_next_launch_does_not_wait_for_a_sum(tmp_path: Path) -> None:
-    """Eight short kernels, 100 us apart, each with a sum that ends before the next is launched."""
+def test_sums_of_a_split_layer_beside_its_work_are_no_gradients(tmp_path: Path) -> None:
+    run = traced(tmp_path, split_beside)
+    assert len(run.gradients) == 0
+    table = fw.whatif(run, line_rate="100Gbps", bandwidth="50Gbps", transport="measured")
+    assert table["step_s"][0] == pytest.approx(played(split_beside(), 50) * 1e-6, rel=0.1)
+
+
+@pytest.mark.parametrize("late_us", [(0, 0), (8, 8), (1, 8)])
+@pytest.mark.parametrize("rests_us", [12, -4])
+def test_a_wait_for_a_launch_tells_nothing_of_a_sum(
+    tmp_path: Path, late_us: tuple[int, int], rests_us: int
+) -> None:
+    """Eight short kernels, 100 us apart, each with a sum that ends about when the next begins."""
     for rank in (0, 1):
         job = Job(rank)
         for number in range(STEPS):
@@ -172,13 +259,117 @@ def test_a_device_that_waits_for_its_next_launch_does_not_wait_for_a_sum(tmp_pat
             for part in range(8):
                 now = begin + 100 * part
                 job.event("cpu_op", BACKWARD, now, now + 15, tid=1)
-                job.kernel(GEMM, now + 5, now + 30, launch=now + 2)
+                job.kernel(GEMM, now + late_us[rank], now + 30, launch=now)
                 of_sum = reduced(250_000)
-                job.kernel(ALL_REDUCE, now + 30, now + 70, launch=now + 10, stream=9, **of_sum)
+                end = now + 100 - rests_us
+                job.kernel(ALL_REDUCE, now + 30, end, launch=now + 10, stream=9, **of_sum)
         job.write(tmp_path / f"{rank}.json")
     run = read(tmp_path)
-    assert len(run.gradients) == 2 * STEPS * 8
+    assert [(run.gradients.rank == rank).sum() for rank in (0, 1)] == [8 * STEPS, 8 * STEPS]
     assert run.facts.buckets == "none"
+
+
+@pytest.mark.parametrize("parts", [waited_for, summed_with_a_mean])
+def test_gradients_that_a_job_waits_for_stay_gradients(tmp_path: Path, parts: Any) -> None:
+    run = traced(tmp_path, parts)
+    assert len(run.gradients) == 2 * STEPS * LAYERS
+    assert run.facts.buckets == "none"
+    assert "link" in {fix.kind for fix in fw.explain(run, bandwidth="100Gbps").fixes}
+    fw.whatif(run, line_rate="100Gbps", buckets="ddp", compression="fp16")  # is not refused
+
+
+def test_sums_on_a_processor_are_gradients_up_to_the_end_of_its_pass(tmp_path: Path) -> None:
+    """Each sum ends within the operator that issued it; the last comes late in a long operator.
+
+    Two sums of the step before come in the forward pass. They tell of no split layer here.
+    """
+    for rank in (0, 1):
+        job = Job(rank, distributedInfo={"backend": "gloo", "rank": rank, "world_size": 2})
+        for number in range(STEPS):
+            begin = 100_000 * number
+            job.step(number, begin, begin + 90_000)
+            job.event("cpu_op", "aten::addmm", begin, begin + 10_000, tid=1)
+            issues = [begin + each for each in (1_000, 4_000, 12_000, 22_000, 32_000, 47_200)]
+            for part in range(4):
+                now = begin + 10_000 * (part + 1)
+                job.event("cpu_op", BACKWARD, now, now + 10_000, tid=1)
+            for issue in issues:
+                of_sum: dict[str, Any] = {"Input Dims": [[250_000]], "Input type": ["float"]}
+                mark = "gloo:all_reduce", issue, issue + 2_000
+                job.event("user_annotation", *mark, tid=2, **of_sum)
+        job.write(tmp_path / f"{rank}.json")
+    run = read(tmp_path)
+    assert len(run.gradients) == 2 * STEPS * 4
+    assert run.facts.buckets == "none"
+
+
+def test_buckets_before_a_pass_that_is_marked_too_late_tell_of_no_split_layer(
+    tmp_path: Path,
+) -> None:
+    for rank in (0, 1):
+        job = Job(rank)
+        played(bucketed(1), 100, job)
+        passes = [event for event in job.events if event["cat"] == "cpu_op"]
+        job.events = [event for event in job.events if event not in passes[:7]]
+        job.write(tmp_path / f"{rank}.json")
+    run = read(tmp_path)
+    assert len(run.gradients) == 2 * (8 * STEPS - 7)
+
+
+def test_sums_whose_launch_is_unknown_tell_of_no_split_layer(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        job = Job(rank)
+        played(bucketed(1), 100, job)
+        sums = [each["args"]["correlation"] for each in job.events if each["name"] == ALL_REDUCE]
+        lost = [number for place, number in enumerate(sums) if place % 2]
+        job.events = [
+            event
+            for event in job.events
+            if event["cat"] != "cuda_runtime" or event["args"]["correlation"] not in lost
+        ]
+        job.write(tmp_path / f"{rank}.json")
+    run = read(tmp_path)
+    assert len(run.gradients) == 2 * 4 * STEPS
+
+
+@pytest.mark.parametrize(
+    ("parts", "is_sharded"),
+    [
+        (lambda: sharded_and_summed("2", SIZE // 2), True),  # replicas add up their shards
+        (lambda: sharded_and_summed("2", SIZE * 3 // 4), False),
+        (lambda: sharded_and_summed("1", SIZE // 2), False),
+        (lambda: sequences_split(SIZE // 2), False),
+    ],
+)
+def test_all_reduces_carry_gradients_unless_they_add_up_shards(
+    tmp_path: Path, parts: Any, is_sharded: bool
+) -> None:
+    run = traced(tmp_path, parts)
+    assert (run.facts.buckets is None) == is_sharded
+    sizes = set(run.gradients.bytes.tolist())
+    assert (SIZE in sizes) == is_sharded
+    assert len(run.gradients.rows(run.gradients.bytes > 4)) == 2 * STEPS * LAYERS
+
+
+@pytest.mark.parametrize("parts", [summed_afterwards, in_stages])
+def test_a_trace_without_sums_of_gradients_or_of_layers_is_refused(
+    tmp_path: Path, parts: Any
+) -> None:
+    run = traced(tmp_path, parts)
+    with pytest.raises(UsageError, match="needs one backward pass with gradients"):
+        fw.whatif(run, line_rate="100Gbps", bandwidth="200Gbps")
+
+
+def test_a_trace_of_split_layers_without_all_sizes_is_refused(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        job = Job(rank)
+        played(split(), 100, job)
+        sums = [event for event in job.events if event["name"] == ALL_REDUCE]
+        for event in sums[:: 2 * LAYERS]:
+            del event["args"]["dtype"]
+        job.write(tmp_path / f"{rank}.json")
+    with pytest.raises(DamagedInput, match="the size is not told"):
+        fw.whatif(read(tmp_path), line_rate="100Gbps", bandwidth="200Gbps")
 
 
 @pytest.mark.parametrize("rate_gbps", [25, 100, 200, 400])

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.collectives.closed_form import sent_as
-from fullwire.run.run import Collectives, Run, Spans, Whole
+from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Spans, Whole
+from fullwire.run.split_layers import are_of_split_layers
 from fullwire.run.usual import local_steps_of
 
 
@@ -174,3 +175,26 @@ def are_buckets(run: Run, rows: Collectives, is_sum: NDArray[np.bool_]) -> NDArr
     number = np.arange(len(own)) - np.searchsorted(own, own)  # among sums of as many bytes
     found[places[order]] = number < made[own]
     return found
+
+
+def splits_layers(run: Run, backwards: Spans) -> bool:
+    """Return whether a trace shows the sums of layers that are split over ranks, and all sizes.
+
+    Such a trace may show no gradients, as each rank keeps its own.
+    """
+    rows = run.collectives.rows(run.collectives.step >= 0)
+    if run.provenance.origin != "imported" or run.facts.buckets is not None:
+        return False
+    if (rows.dtype == SIZE_UNKNOWN).any():
+        return False
+    columns = (backwards.rank, backwards.step, backwards.start_ns, backwards.end_ns)
+    of_step = {
+        (rank, step): (start, end) for rank, step, start, end in np.stack(columns, 1).tolist()
+    }
+    none = (-(2**62), -(2**62))  # without a pass, sums are neither before it nor in it
+    step = list(zip(rows.rank.tolist(), rows.step.tolist(), strict=True))
+    start_ns, end_ns = np.array([of_step.get(key, none) for key in step]).reshape(-1, 2).T
+    is_before = rows.issue_ns < start_ns
+    is_amidst = ~is_before & (rows.issue_ns <= end_ns)
+    which = (rows.group, rows.op, rows.bytes, step)
+    return bool(are_of_split_layers(*which, is_before, is_amidst).any())

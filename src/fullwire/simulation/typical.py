@@ -35,6 +35,7 @@ from fullwire.run.placement import ranks_per_processor
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
 from fullwire.run.usual import local_steps_of, means_of_rounds, shared_steps
+from fullwire.simulation import groups
 from fullwire.simulation.groups import Others, are_awaited, are_buckets, calling_ns_of, members_of
 from fullwire.simulation.step import Step
 
@@ -259,10 +260,7 @@ def _shared_steps(run: Run, marks: Spans, backwards: Spans) -> tuple[Whole, Whol
         for key, count in counts[0].items()
         if count == counts[1].get(key, 0) == 1 and counts[2].get(key, 0) == usual
     ]
-    # A trace of ranks that split each layer shows the layers' collectives, and no gradients.
-    is_split = run.provenance.origin == "imported" and run.facts.buckets is None
-    is_split &= bool(_workers(run) > 1 and (run.collectives.step >= 0).any())
-    if not whole or not (usual or is_split):
+    if not whole or not (usual or groups.splits_layers(run, backwards)):
         rank, number = next(iter(counts[0]))
         backward, gradients = counts[1].get((rank, number), 0), counts[2].get((rank, number), 0)
         _refuse(

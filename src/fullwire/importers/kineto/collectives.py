@@ -1,8 +1,7 @@
 """Find the collectives of one rank: from a device's kernels, or from marks on the processor.
 
-A sum that is launched in a backward pass carries gradients, unless the pass waits for it. Where a
-layer is split over ranks, each part of the pass needs the sum of the part before. Such sums, and
-those of a batch norm over ranks, are no gradients.
+A sum that is launched in a backward pass carries gradients. On a device, the sums of layers that
+are split over ranks are told apart (`run/split_layers.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from fullwire.importers.kineto.recognise import Known, dtype_of, kinds_of, op_of
 from fullwire.importers.kineto.scan import ABSENT, Columns, Trace, last_around
 from fullwire.importers.kineto.steps import Launched, Steps
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Gradients, Spans, Text, Whole
+from fullwire.run.split_layers import are_of_split_layers
 
 # Libraries whose marks last as long as the collective; NCCL's last as long as its launch.
 _TIMED_LIBRARIES = ("gloo:", "mpi:", "ucc:", "fullwire:")
@@ -26,6 +26,8 @@ _GATHERS = ("allgather", "gather")
 _MAY_SEND_NOTHING = ("barrier", "alltoall")
 _MOST_BYTES = 2**50
 _HANDED_OVER_NS = 5_000_000  # the last bucket leaves at most this long after the last operator
+_AS_MANY = 0.05  # of the shards' bytes: sums that differ by less add up the shards
+_NEXT_TO_NOTHING = 0.01  # of the scattered bytes: sums of fewer are no gradients
 _STEP_SEQUENCE = 2**20  # sequences count within a step, as ranks may begin at different steps
 
 
@@ -38,6 +40,7 @@ class Found:
     members: Text
     dtype: Text
     bytes: Whole
+    ranks: Whole  # in the group; below 2 where the trace does not tell them
     sequence: Whole  # as the trace gives it, or ABSENT
     step: Whole  # number
     issue_ns: Whole
@@ -257,6 +260,7 @@ def _found(
         members=_texts(members),
         dtype=_texts(dtype),
         bytes=np.array(size, np.int64),
+        ranks=np.where(note >= 0, _at(trace.notes["group_size"], note), 0),
         sequence=told,
         step=step,
         issue_ns=start_ns,
@@ -341,7 +345,7 @@ class Backward(NamedTuple):
     """The work of backward passes: the place of its step, its launch, its beginning, its end."""
 
     step: Whole
-    launched_ns: Whole
+    launched_ns: Whole | None  # None on the processor, where work is its own launch
     start_ns: Whole
     end_ns: Whole
 
@@ -363,7 +367,9 @@ def sent_backward(
     `issued_ns` is each collective's launch, and `ready_ns` the end of the work launched before it.
     """
     start_ns, end_ns = _extent(steps, backward.step, backward.start_ns, backward.end_ns)
-    launches = _extent(steps, backward.step, backward.launched_ns, backward.launched_ns)
+    launches = start_ns, end_ns
+    if backward.launched_ns is not None:
+        launches = _extent(steps, backward.step, backward.launched_ns, backward.launched_ns)
     kept = end_ns > start_ns
     count = int(kept.sum())
     marks = Spans(
@@ -378,15 +384,21 @@ def sent_backward(
     place = np.minimum(place, max(len(steps.number) - 1, 0))
     is_sum = np.zeros(len(found.step), bool)
     if len(steps.number):
-        is_sum = np.isin(found.op, ("allreduce", "reducescatter"))
-        is_sum &= (found.bytes > 0) & (found.step >= 0)
-        is_sum &= (issued_ns >= launches[0][place]) & kept[place]
+        is_inside = (found.bytes > 0) & (found.step >= 0) & kept[place]
+        is_inside &= issued_ns != ABSENT
+        is_before = is_inside & (issued_ns < launches[0][place])
+        is_sum = is_inside & ~is_before & np.isin(found.op, ("allreduce", "reducescatter"))
         is_sum &= issued_ns <= np.minimum(launches[1], 2**62)[place] + _HANDED_OVER_NS
-        is_sum &= ~are_awaited(steps, backward, found, issued_ns)
-    # Replicas of a sharded model add up what was scattered once more: these are fewer bytes.
+        if backward.launched_ns is not None:
+            which = (found.group, found.op, found.bytes, found.step.tolist())
+            is_layers = are_of_split_layers(*which, is_before, is_sum)
+            is_scatter = found.op == "reducescatter"
+            # A group that scatters activations scatters no gradients.
+            of_layers = set(found.group[is_layers & is_scatter].tolist())
+            is_layers |= is_scatter & np.array([name in of_layers for name in found.group], bool)
+            is_sum &= ~is_layers
     is_bucket = is_sum & (found.op == "allreduce")
-    sums = found.bytes.astype(np.float64)
-    is_sharded = sums[is_sum & ~is_bucket].sum() > sums[is_bucket].sum()
+    is_sharded = are_scattered(found, is_bucket, is_sum & ~is_bucket)
     rows = np.flatnonzero(is_sum & ~is_bucket if is_sharded else is_bucket)
     rows = rows[np.lexsort((ready_ns[rows], found.step[rows]))]
     gradients = Gradients(
@@ -437,32 +449,29 @@ def sent_on_device(
     return sent_backward(steps, backward, found, issued_ns, ready_ns)
 
 
-def are_awaited(
-    steps: Steps, backward: Backward, found: Found, issued_ns: Whole
-) -> NDArray[np.bool_]:
-    """Return which collectives a backward pass waits for.
+def are_scattered(
+    found: Found, is_bucket: NDArray[np.bool_], is_scatter: NDArray[np.bool_]
+) -> bool:
+    """Return whether the scatters of a backward pass carry the gradients, and no all-reduces do.
 
-    They most often end before the work begins that is launched next. Those of one group, operation
-    and size are alike. If several were launched before that work, it may wait for the last of them.
+    Replicas of a sharded model add up what was scattered, in another group. A sum of a norm or of a
+    loss has next to no bytes. All other all-reduces carry gradients.
     """
-    kinds = list(zip(found.group.tolist(), found.op.tolist(), found.bytes.tolist(), strict=True))
-    if not len(backward.step) or not kinds:
-        return np.zeros(len(kinds), bool)
-    order = np.argsort(backward.launched_ns, kind="stable")
-    following = np.searchsorted(backward.launched_ns[order], issued_ns, side="right")
-    work = order[np.minimum(following, len(order) - 1)]
-    by_launch = np.argsort(issued_ns, kind="stable")
-    is_last = np.ones(len(kinds), bool)
-    is_last[by_launch[:-1]] = following[by_launch[1:]] != following[by_launch[:-1]]
-    is_told = is_last & (following < len(order)) & (steps.number[backward.step[work]] == found.step)
-    # A device may have nothing to do until its next work is launched, which is no wait.
-    launched_ns, start_ns = backward.launched_ns[work], backward.start_ns[work]
-    is_told &= (launched_ns < found.end_ns) | (launched_ns == start_ns)
-    waits = start_ns >= found.end_ns
-    votes: Counter[tuple[str, str, int]] = Counter()
-    for row in np.flatnonzero(is_told).tolist():
-        votes[kinds[row]] += 1 if waits[row] else -1
-    return np.array([votes[kind] > 0 for kind in kinds], bool)
+    if not is_bucket.any():
+        return bool(is_scatter.any())
+    gathering = set(found.group[found.op == "allgather"].tolist())  # the weights
+    is_shard = is_scatter & np.array([name in gathering for name in found.group.tolist()], bool)
+    sharding = set(found.group[is_shard].tolist())
+    of_ranks = is_shard & (found.ranks > 1)
+    shard_bytes = float((found.bytes[of_ranks] / found.ranks[of_ranks]).sum())
+    summed_bytes: Counter[str] = Counter()
+    for group, size in zip(found.group[is_bucket], found.bytes[is_bucket].tolist(), strict=True):
+        summed_bytes[group] += size
+    few = _NEXT_TO_NOTHING * float(found.bytes[is_shard].sum(dtype=np.float64))
+    return all(
+        size <= few or (group not in sharding and abs(size - shard_bytes) <= _AS_MANY * shard_bytes)
+        for group, size in summed_bytes.items()
+    )
 
 
 def _extent(steps: Steps, step: Whole, start_ns: Whole, end_ns: Whole) -> tuple[Whole, Whole]:

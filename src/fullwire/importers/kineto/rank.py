@@ -102,7 +102,7 @@ def read_rank(trace: Trace, pattern: re.Pattern[str] | None) -> tuple[Outline, T
         step = steps.of(operators["start_ns"])
         mine = (operators["is_backward"] == 1) & (step >= 0)
         begin_ns, end_ns = operators["start_ns"][mine], operators["end_ns"][mine]
-        backward = Backward(step[mine], begin_ns, begin_ns, end_ns)
+        backward = Backward(step[mine], None, begin_ns, end_ns)
         sent = sent_backward(steps, backward, found, found.issue_ns, found.issue_ns)
         spans = Spans.joined([_processor_spans(trace, steps), sent.passes])
         operations = _operations(trace, steps)

@@ -1,0 +1,45 @@
+"""Sums that the layers of a model need where each layer is split over ranks.
+
+The forward pass sums the layers' outputs, and the backward pass sums what corresponds to them, in
+one group and of one size. Gradients are summed in the backward pass alone. That a pass waits for a
+sum does not tell them apart: a job may wait for each gradient, and launches may come late.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.run.run import Text, Whole
+
+_SUMS = ("allreduce", "reducescatter")
+_LEAST_BYTES = 1024  # a loss and a count of tokens are smaller, and are no layer's
+
+
+def are_of_split_layers(
+    group: Text,
+    op: Text,
+    size: Whole,
+    step: Sequence[Hashable],
+    is_before: NDArray[np.bool_],
+    is_amidst: NDArray[np.bool_],
+) -> NDArray[np.bool_]:
+    """Return which collectives are sums of split layers, by their group, operation and size.
+
+    `is_before` marks those before the first backward pass of their step, and `is_amidst` those in
+    a backward pass. Of the steps with such sums amidst, most have several before: one step whose
+    pass is marked too late tells nothing.
+    """
+    kinds = list(zip(group.tolist(), op.tolist(), size.tolist(), strict=True))
+    before = Counter((kinds[row], step[row]) for row in np.flatnonzero(is_before).tolist())
+    steps_before = Counter(kind for (kind, _), count in before.items() if count > 1)
+    amidst = {(kinds[row], step[row]) for row in np.flatnonzero(is_amidst).tolist()}
+    layers = {
+        kind
+        for kind, steps in Counter(kind for kind, _ in amidst).items()
+        if kind[1] in _SUMS and kind[2] >= _LEAST_BYTES and 2 * steps_before[kind] > steps
+    }
+    return np.array([kind in layers for kind in kinds], bool)
