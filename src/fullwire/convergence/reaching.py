@@ -67,7 +67,7 @@ _AT_PARABOLA = 9 / 4  # times the variance of a mean, in the middle of a parabol
 _POWERS = np.geomspace(0.1, 2.0, 200)
 _LEVELS = np.geomspace(1e-3, 3.0, 300)  # below the least value, in spans of the curve
 _DELAYS = (-0.03, 0.0, 0.01, 0.03, 0.06, 0.1, 0.15, 0.25, 0.4)  # in recorded steps, the last one 1
-_OF_DELAY = 0.01  # the weight of a law with a delay, beside one without, before the curve is seen
+_OF_DELAY = 0.005  # the weight of a law with a delay, beside one without, before the curve is seen
 _LEAST_WEIGHT = 1e-7  # of a law, in relation to the likeliest: many goals are asked of few laws
 
 
