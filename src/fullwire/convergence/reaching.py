@@ -12,8 +12,9 @@ the recording went on.
 
 The forecast is a power law with an offset, `v = c + a (t + d)^-b`, fitted to means over stretches
 of time that grow. Early values say little about c, the level at which the curve flattens. A curve
-falls from a finite height, so it has a d above 0. One that falls late has a d below. The forecast
-keeps every (b, c, d) with its weight, and refuses where they disagree about the goal.
+falls from a finite height, so it has a d above 0. One that falls late has a d below. A forecast
+keeps every (b, c, d) with its weight, and refuses where they disagree about the goal. No curve
+tells whether it has a d, so the interval holds that of the laws without one too.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ _OF_TREND = 4  # turns over the curve, that the trend follows itself
 _MOST_TOLD = 4000  # values, or means of as many groups, that tell the noise of a curve
 _CUT = 4.0  # standard deviations, beyond which a value is a spike
 _AT_PARABOLA = 9 / 4  # times the variance of a mean, in the middle of a parabola
-_POWERS = np.geomspace(0.1, 2.0, 100)
-_LEVELS = np.geomspace(1e-3, 3.0, 120)  # below the least value, in spans of the curve
-_DELAYS = (-0.03, 0.0, 0.01, 0.03, 0.06, 0.1)  # in recorded steps, the last one 1
-_OF_DELAY = 0.01  # the weight of a law with a delay, beside one without, before the curve is seen
+_POWERS = np.geomspace(0.1, 2.0, 200)
+_LEVELS = np.geomspace(1e-3, 3.0, 300)  # below the least value, in spans of the curve
+_DELAYS = (-0.03, 0.0, 0.01, 0.03, 0.06, 0.1, 0.15, 0.25, 0.4)  # in recorded steps, the last one 1
+_OF_DELAY = 0.005  # the weight of a law with a delay, beside one without, before the curve is seen
 _LEAST_WEIGHT = 1e-7  # of a law, in relation to the likeliest: many goals are asked of few laws
 
 
@@ -144,9 +145,7 @@ def _within(curve: Curve, goal: Goal, found: _Crossing) -> Reach | _Refused:
     if isinstance(later, _Refused):
         return later if later.says_later else reached
     high = max(found.high, later.high)
-    if later.steps > last:
-        return replace(later, low=fewest, high=high)
-    return replace(reached, high=high)
+    return replace(later if later.steps > last else reached, low=fewest, high=high)
 
 
 def _stays_below(curve: Curve, goal: Goal, found: _Crossing) -> bool:
@@ -175,13 +174,13 @@ def _crossing_of(curve: Curve, goal: Goal) -> _Crossing | None:
     # It may rise again after a dip, as the loss of a validation does: only its way down counts.
     means, ends = _blocks(values, _DIPS)
     lowest = int(np.argmin(means))
-    of_block = len(values) / len(means)
-    shared_s = _shared(steps, values).deviation(of_block)
-    sure = _SURE_OF_DIP * max(_noise(steps, values) / np.sqrt(of_block), shared_s)
-    if means[lowest] > wanted - sure:
+    of_block, noise = len(values) / len(means), _noise(steps, values)
+    sure = max(noise / np.sqrt(of_block), _shared(steps, values).deviation(of_block))
+    if means[lowest] > wanted - _SURE_OF_DIP * sure:
         return None
     place = _parting(values[: ends[lowest + 1]], wanted)
-    begins_there = lowest == 0 and place < _FEWEST  # and moves away
+    by_noise = max(values[:place], default=wanted) < wanted + _SURE_OF_DIP * noise
+    begins_there = lowest == 0 and place < _FEWEST and by_noise  # and moves away
     return None if begins_there else _crossing_at(steps, values, wanted, place)
 
 
@@ -212,16 +211,10 @@ def _crossing_at(steps: Floats, values: Floats, wanted: float, place: int) -> _C
             share = (high - wanted) / (high - low) if high > wanted >= low else 1.0
             before, after = float(steps[place - 1]), float(steps[place])
             return _Crossing(float(before + share * (after - before)), before, after)
-        fits = [
-            _fit(
-                logs[begin:end],
-                values[begin:end] - wanted,
-                centre,
-                noise,
-                _AT_PARABOLA**0.5 * shared.deviation(end - begin),
-            )
-            for begin, end in sorted(spans)
-        ]
+        fits = []
+        for begin, end in sorted(spans):
+            own = _AT_PARABOLA**0.5 * shared.deviation(end - begin)
+            fits.append(_fit(logs[begin:end], values[begin:end] - wanted, centre, noise, own))
         best = min(fits, key=lambda fit: fit.error).crossing
         if best is None:
             return None
@@ -263,8 +256,7 @@ def _blocks(values: Floats, most: int) -> tuple[Floats, list[int]]:
 def _fit(logs: Floats, values: Floats, centre: float, noise: float, shared: float) -> _Fit:
     """Fit a parabola to a window, and find where it falls through 0.
 
-    The parabola follows noise that all values of the window share: its height is no surer than
-    `shared`.
+    It follows noise that all values of the window share: its height is no surer than `shared`.
     """
     means, ends = _blocks(values, _BLOCKS)
     sizes = np.diff(ends)
@@ -393,8 +385,6 @@ class _Shared:
 def _shared(steps: Floats, values: Floats) -> _Shared:
     """Tell the shared noise by how far a curve is from a smooth trend."""
     count = min(len(values), _MOST_TOLD)
-    if count < _TREND * _FEWEST:
-        return _Shared(0.0, 0.0, (_ALONE,), 1.0)
     begins = np.linspace(0, len(values), count + 1).astype(int)[:-1]
     sizes = np.diff(np.append(begins, len(values)))
     logs = np.log(np.add.reduceat(steps, begins) / sizes + 1 - min(0.0, float(steps[0])))
@@ -449,59 +439,50 @@ class _Extended:
     power: Floats
     delay: Floats
     weight: Floats  # adds up to 1
-    misses: float  # of the best one without a delay, at the means: deviation, in spans of the curve
+    misses: float  # of the best one, at the means: standard deviation, in spans of the curve
     last: float  # the middle of the last stretch, in steps
+
+    @property
+    def flattens(self) -> float:
+        """The level below which a curve goes on as surely as a forecast asks for."""
+        order = np.argsort(-self.level)
+        above = np.cumsum(self.weight[order]) > MOST_NOT_REACHING
+        return float(self.level[order[np.argmax(above)]])
+
+    def reached(self, wanted: float) -> list[float]:
+        """Return the middle, the low and the high end of the steps to a value."""
+        there = self.level < wanted
+        times, delay = self.scale[there] / (wanted - self.level[there]), self.delay[there]
+        needed = (self.last + delay) * times ** (1 / self.power[there]) - delay
+        order = np.argsort(needed)
+        reached = np.cumsum(self.weight[there][order])
+        ends = np.interp((0.5, 0.05, 0.95), reached / reached[-1], np.log(needed[order]))
+        return [float(end) for end in np.exp(ends)]
 
 
 @lru_cache(maxsize=64)  # the same curve is asked for many goals
-def _extended(curve: Curve, is_least: bool) -> _Extended | None:
-    """Fit power laws to a falling curve; None if it does not fall."""
+def _extended(curve: Curve, is_least: bool) -> tuple[_Extended, _Extended] | None:
+    """Fit power laws without and with a delay to a falling curve; None if it does not fall."""
     steps, values = curve.steps.astype(float), (1.0 if is_least else -1.0) * curve.values
     late = steps >= WARM_UP * steps[-1]
-    times, means, counts = _stretches(np.maximum(steps, 1.0)[late], values[late])
+    late_steps, late_values = np.maximum(steps, 1.0)[late], values[late]
+    times, means, counts = _stretches(late_steps, late_values)
     third = max(2, len(means) // 3)
     scatter = float(np.std(np.diff(means[third:]))) if len(means) > third + 2 else 0.0
     span = float(means[0] - means[-1])
     if not span > 2 * scatter or span <= 0:
         return None
+    shared = _shared(steps, values)
+    # The law is wrong by as much as it misses beyond what noise explains.
+    noise = float(np.square(_noise(steps[late], late_values)) * np.mean(1 / counts))
+    noise += float(np.mean([shared.deviation(count) ** 2 for count in counts.tolist()]))
     delay, power = (grid.reshape(-1) for grid in np.meshgrid(_DELAYS, _POWERS))
-    delay = delay * steps[-1]
-    level = means.min() - span * _LEVELS
-    late_steps, shared = np.maximum(steps[late], 1.0), _shared(steps, values)
+    delay *= steps[-1]
     laws = _Laws(
-        shapes=_shape(times, delay[:, None], power[:, None], float(times[-1])),
-        heights=means[None, :] - level[:, None],
-        usual=np.where(delay == 0, 1.0, _OF_DELAY),
-        counts=counts,
-        least=(_MISFIT * span) ** 2,
-        # The law is wrong by as much as it misses beyond what noise explains.
-        noise=float(np.square(_noise(steps[late], values[late])) * np.mean(1 / counts))
-        + float(np.mean([shared.deviation(count) ** 2 for count in counts.tolist()])),
+        times=times, means=means, counts=counts, span=span, noise=noise, power=power, delay=delay
     )
-    first = laws.fitted(_ALONE)  # a fit tells the noise, and the noise weighs the next fits
-    shape, at = first.best
-    law = first.scale[first.best] * _shape(late_steps, delay[shape], power[shape], times[-1])
-    noises = _noises_of(values[late] - level[at] - law)
-    fits = [laws.fitted(noise) for noise in noises]
-    # With a delay, a power law comes near any curve that falls, and does not tell how it goes on.
-    plain = replace(laws, shapes=laws.shapes[delay == 0], usual=laws.usual[delay == 0])
-    weight = np.stack([fit.weight for fit in fits])
-    kept = _, of_shape, of_level = np.nonzero(weight > _LEAST_WEIGHT * weight.max())
-    weight, scale = weight[kept], np.stack([fit.scale for fit in fits])[kept]
-    return _Extended(
-        level=level[of_level],
-        scale=scale,
-        power=power[of_shape],
-        delay=delay[of_shape],
-        weight=weight / weight.sum(),
-        misses=plain.fitted(noises[len(noises) // 2]).misses / span,
-        last=float(times[-1]),
-    )
-
-
-def _shape(times: Floats, delay: Floats, power: Floats, last: float) -> Floats:
-    """Return the height of power laws above their level, in relation to that at the last time."""
-    return np.asarray(((times + delay) / (last + delay)) ** -power)
+    plain = replace(laws, power=power[delay == 0], delay=delay[delay == 0])
+    return plain.extended(late_steps, late_values), laws.extended(late_steps, late_values)
 
 
 class _Fitted(NamedTuple):
@@ -515,32 +496,59 @@ class _Fitted(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Laws:
-    """The means of a curve, and the shapes that they may have."""
+    """The means of a curve, and the shapes that they may have: powers, each with a delay."""
 
-    shapes: Floats  # a row for each
-    heights: Floats  # of the means above each level
-    usual: Floats  # the weight of each shape before the curve is seen
+    times: Floats
+    means: Floats
     counts: Floats
-    least: float  # the variance that no training falls below
+    span: float
     noise: float  # the variance of the means by noise
+    power: Floats
+    delay: Floats
+
+    def extended(self, steps: Floats, values: Floats) -> _Extended:
+        """Weigh the laws by several likely noises of the values."""
+        first = self.fitted(_ALONE)  # a fit tells the noise, and the noise weighs the next fits
+        shape, at = first.best
+        law = first.scale[first.best] * self._shapes(steps, slice(shape, shape + 1))[0]
+        level = self.means.min() - self.span * _LEVELS
+        fits = [self.fitted(noise) for noise in _noises_of(values - level[at] - law)]
+        weight = np.stack([fit.weight for fit in fits])
+        kept = _, of_shape, of_level = np.nonzero(weight > _LEAST_WEIGHT * weight.max())
+        return _Extended(
+            level=level[of_level],
+            scale=np.stack([fit.scale for fit in fits])[kept],
+            power=self.power[of_shape],
+            delay=self.delay[of_shape],
+            weight=weight[kept] / weight[kept].sum(),
+            misses=fits[len(fits) // 2].misses / self.span,
+            last=float(self.times[-1]),
+        )
+
+    def _shapes(self, steps: Floats, which: slice) -> Floats:
+        """Return the height of laws above their level, in relation to that at the last time."""
+        delay, power = self.delay[which, None], self.power[which, None]
+        return np.asarray(((steps + delay) / (self.times[-1] + delay)) ** -power)
 
     def fitted(self, noise: _Noise) -> _Fitted:
         """Weigh the laws as this noise tells."""
         apart, share = noise.apart(self.counts)
-        fitted, left = ((rows * np.sqrt(share)) @ apart.T for rows in (self.shapes, self.heights))
+        shapes = self._shapes(self.times, slice(None))
+        heights = self.means - self.means.min() + self.span * _LEVELS[:, None]
+        fitted, left = ((rows * np.sqrt(share)) @ apart.T for rows in (shapes, heights))
         of_shape = np.square(fitted).sum(axis=1)[:, None]
         scale = fitted @ left.T / of_shape
         squares = np.maximum(np.square(left).sum(axis=1) - np.square(scale) * of_shape, 0.0)
         best, count = divmod(int(np.argmin(squares)), len(left)), len(self.counts)
-        off = self.heights[best[1]] - scale[best] * self.shapes[best[0]]
+        off = heights[best[1]] - scale[best] * shapes[best[0]]
         squared = float(share @ np.square(off)) / float(share.sum())
         misses = max(squared - _OF_NOISE * self.noise, 0.0)
         # Neighbours that miss alike tell less than their number.
-        off = apart @ off
-        shared = float(off[1:] @ off[:-1] / max(off @ off, 1e-300)) if misses > self.least else 0.0
+        off, least = apart @ off, (_MISFIT * self.span) ** 2
+        shared = float(off[1:] @ off[:-1] / max(off @ off, 1e-300)) if misses > least else 0.0
         told = (1 - max(shared, 0.0)) / (1 + max(shared, 0.0))
-        likely = -told * (count - 3) / 2 * np.log(squares + self.least * count)
-        weight = np.exp(likely - likely.max()) * self.usual[:, None]
+        likely = -told * (count - 3) / 2 * np.log(squares + least * count)
+        weight = np.exp(likely - likely.max()) * np.where(self.delay == 0, 1.0, _OF_DELAY)[:, None]
         return _Fitted(scale, weight / weight.sum(), best, misses**0.5)
 
 
@@ -551,36 +559,29 @@ def _forecast(curve: Curve, goal: Goal) -> Reach | _Refused:
     if len(curve.values) < FEWEST:
         return _Refused(f" in {len(curve.values)} values, expected {FEWEST} for a forecast")
     if curve.steps[-1] <= 0:
-        unit = curve.unit
-        return _Refused(f" by {unit} {curve.steps[-1]:g}, expected {unit}s above 0")
-    found = _extended(curve, goal.is_least)
-    if found is None:
+        return _Refused(f" by {curve.unit} {curve.steps[-1]:g}, expected {curve.unit}s above 0")
+    laws = _extended(curve, goal.is_least)
+    if laws is None:
         return _Refused(": the metric stays, or moves away from it")
-    if found.misses > MOST_MISSES:
+    # With a delay, a power law comes near any curve that falls, and does not tell how it goes on.
+    if laws[0].misses > MOST_MISSES:
         return _Refused(
             f", and there is no forecast: {curve.name} misses the power law that fits best by "
-            f"{found.misses:.1%} of its fall, more than its noise explains"
+            f"{laws[0].misses:.1%} of its fall, more than its noise explains"
         )
-    wanted = goal.value if goal.is_least else -goal.value
-    last = float(curve.steps[-1])
-    gets_there = found.level < wanted
-    if float(found.weight[~gets_there].sum()) > MOST_NOT_REACHING:
-        flat = found.level[np.argmax(np.where(gets_there, 0.0, found.weight))]
-        flat *= 1 if goal.is_least else -1
+    sign = 1.0 if goal.is_least else -1.0
+    last, flat = float(curve.steps[-1]), max(each.flattens for each in laws)
+    if flat >= sign * goal.value:
+        digits = 6 if f"{sign * flat:.3g}" == f"{goal.value:.3g}" else 3
         return _Refused(
-            f" by {curve.unit} {last:.0f}. The curve may flatten at {flat:.3g}, before it gets "
-            "there",
+            f" by {curve.unit} {last:.0f}. The curve may flatten as early as at "
+            f"{sign * flat:.{digits}g}, before it gets there",
             says_later=True,
         )
-    times = found.scale[gets_there] / (wanted - found.level[gets_there])
-    delay = found.delay[gets_there]
-    needed = (found.last + delay) * times ** (1 / found.power[gets_there]) - delay
-    order = np.argsort(needed)
-    reached = np.cumsum(found.weight[gets_there][order])
-    ends = np.interp((0.5, 0.05, 0.95), reached / reached[-1], np.log(needed[order]))
-    middle, low, high = np.exp(ends).tolist()
+    middles, lows, highs = zip(*(each.reached(sign * goal.value) for each in laws), strict=True)
+    low = min(lows)
     # Noise that neighbours share may hide that the law has got there; the recording ends above it.
-    middle, high, later = max(middle, last), max(high, last), max(low, last)
+    middle, high, later = max(middles[-1], last), max(*highs, last), max(low, last)
     if high > WIDEST * later:
         return _Refused(
             f" by {curve.unit} {last:.0f}. The forecast is too wide to use: "
@@ -593,8 +594,7 @@ def _forecast(curve: Curve, goal: Goal) -> Reach | _Refused:
 def _stretches(steps: Floats, values: Floats) -> tuple[Floats, Floats, Floats]:
     """Return means over stretches of steps, each longer than the one before by the same factor."""
     edges = np.geomspace(steps[0], steps[-1] * 1.0001, _STRETCHES + 1)
-    place = np.searchsorted(edges, steps, side="right")
-    _, place = np.unique(place, return_inverse=True)
+    _, place = np.unique(np.searchsorted(edges, steps, side="right"), return_inverse=True)
     counts = np.bincount(place)
     means = np.bincount(place, steps) / counts, np.bincount(place, values) / counts
     return *means, counts.astype(float)
