@@ -792,7 +792,10 @@ def test_memory_that_a_device_cannot_have_is_ignored_and_told() -> None:
         ({"cluster": OURS}, "device: expected one with the cluster ours: --device"),
         ({"cluster": replace(OURS, device="FooChip 9")}, "device: .* got 'FooChip 9'"),
         ({"global_batch": 0}, "global batch: expected a whole number from 1"),
-        ({"nodes": 11, "global_batch": 64}, "got 64 on 88 devices \\(it fits 8 nodes\\). The nearest is 66"),
+        (
+            {"nodes": 11, "global_batch": 64},
+            "got 64 on 88 devices \\(it fits 8 nodes\\). The nearest is 66",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(given: dict[str, Any], line: str) -> None:
