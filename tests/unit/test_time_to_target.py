@@ -1059,6 +1059,16 @@ def test_a_batch_that_contradicts_a_built_in_workload_is_told(jobs: tuple[Run, R
     assert "to be 640, as --recorded-batch says. The run itself has 64." in told[1]
 
 
+def test_a_workload_needs_no_batch_beside_those_of_the_curves(jobs: tuple[Run, Run]) -> None:
+    asked: dict[str, Any] = {"target": GOAL, "workers": 2, "bandwidth": "10Gbps"}
+    tables = [
+        fw.whatif("resnet50@v100:64", curve=list(jobs), recorded_batch=given, **asked)
+        for given in ([64, 32, 128], [32, 128])
+    ]
+    times_s = [table.columns()["time_to_target_s"].tolist() for table in tables]
+    assert times_s[0] == times_s[1]
+
+
 @pytest.mark.parametrize(
     ("given", "is_told"), [(CRITICAL, False), (150, False), (5000, True), (10, True)]
 )

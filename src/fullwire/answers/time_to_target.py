@@ -25,7 +25,13 @@ from fullwire.answers.conditions import (
     worker_count,
 )
 from fullwire.answers.fragments import only_runnable, only_shown
-from fullwire.answers.samples_to_goal import Averaged, Evidence, evidence, own_work
+from fullwire.answers.samples_to_goal import (
+    Averaged,
+    Evidence,
+    evidence,
+    global_batch,
+    own_work,
+)
 from fullwire.answers.subjects import Conditions, gradient_bytes, named
 from fullwire.collectives.cost import Floats
 from fullwire.compression.codec import CODECS
@@ -168,10 +174,14 @@ def to_goal(
         first = predict()
         sizes = first.grid.workers
     many = [(name, run), *(named(asked.curve) if asked.curve else [])]
+    goal = read_goal(str(asked.target))
     recorded_batch = _counts(asked.recorded_batch, "recorded batch")
+    is_workload = bool(many[1:]) and goal.metric not in set(run.metrics.name.tolist())
+    if is_workload and len(recorded_batch) == len(many) - 1:  # it knows its own batch
+        recorded_batch = (global_batch(name, run), *recorded_batch)
     known = evidence(
         many,
-        read_goal(str(asked.target)),
+        goal,
         recorded_batch=recorded_batch,
         critical_batch=asked.critical_batch,
         is_same_batch=not batches and sizes == (run.facts.workers,),
