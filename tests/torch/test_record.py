@@ -664,16 +664,26 @@ def test_work_within_work_of_the_recorder_counts_once(tmp_path: Path) -> None:
     assert within_ns < journal.spent_ns <= time.thread_time_ns() - before_ns
 
 
-@needs_torch
-def test_of_two_buckets_the_one_that_failed_has_no_end(tmp_path: Path) -> None:
-    job = (
-        "import sys, torch\n"
+def run_with_collectives(job: str, directory: Path) -> None:
+    """Run statements beside a journal and the watch of its collectives, in a process of its own."""
+    before = (
+        "import sys\n"
         "from fullwire.recorder.inside.clock import Clock\n"
-        "from fullwire.recorder.inside.collectives import _Collectives\n"
+        "from fullwire.recorder.inside.collectives import _Collectives, _when_done\n"
         "from fullwire.recorder.inside.journal import Journal, Note\n"
         "from fullwire.recorder.inside.processors import HookWork\n"
         "journal = Journal(sys.argv[1])\n"
         "collectives = _Collectives(journal, Clock(journal), HookWork(journal), None)\n"
+    )
+    command = [sys.executable, "-c", before + job, str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_torch
+def test_of_two_buckets_the_one_that_failed_has_no_end(tmp_path: Path) -> None:
+    job = (
+        "import torch\n"
         "good, bad = torch.futures.Future(), torch.futures.Future()\n"
         "good.set_result([])\n"
         "bad.set_exception(ValueError('a rank died'))\n"
@@ -683,22 +693,14 @@ def test_of_two_buckets_the_one_that_failed_has_no_end(tmp_path: Path) -> None:
         "collectives.step_begins(None, (), {})\n"
         "assert [note[:2] for note in journal.waiting] == [(Note.END, 1)]\n"
     )
-    command = [sys.executable, "-c", job, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    run_with_collectives(job, tmp_path)
 
 
 @needs_torch
 def test_a_program_ends_when_the_last_callback_is_freed(tmp_path: Path) -> None:
     """A thread of the transport frees it with Python's lock, which aborts while Python ends."""
     job = (
-        "import functools, sys, threading, time, torch\n"
-        "from fullwire.recorder.inside.clock import Clock\n"
-        "from fullwire.recorder.inside.collectives import _Collectives, _when_done\n"
-        "from fullwire.recorder.inside.journal import Journal\n"
-        "from fullwire.recorder.inside.processors import HookWork\n"
-        "journal = Journal(sys.argv[1])\n"
-        "collectives = _Collectives(journal, Clock(journal), HookWork(journal), None)\n"
+        "import functools, threading, time, torch\n"
         "for callback in collectives._callbacks:\n"
         "    futures = [torch.futures.Future()]\n"
         "    _when_done(futures[0], functools.partial(callback, 0))\n"
@@ -710,9 +712,7 @@ def test_a_program_ends_when_the_last_callback_is_freed(tmp_path: Path) -> None:
         "collectives._await_the_last()\n"
         "assert time.monotonic() - began_s < 0.3\n"
     )
-    command = [sys.executable, "-c", job, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    run_with_collectives(job, tmp_path)
 
 
 def test_a_recording_cut_anywhere_opens_up_to_its_last_whole_block(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def measured_steps(
 
 
 def columns_of(table: Table, question: Collection[str]) -> list[_Column]:
-    """Return a table's columns. Those of no use for a plan have names that mean nothing.
+    """Return a table's columns. A column without a name is of no use for a plan.
 
     A column under its own name stands for others of the same value, as `zero` beside `zero_stage`.
     Only mbs is as good as microbatch. A column such as `data_parallel` may hold words.

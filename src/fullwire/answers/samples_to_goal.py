@@ -164,6 +164,11 @@ class Evidence:
         return fit_batches([each.point(goal)[0] for each in self.recorded], self.critical)
 
 
+def lacks_curve(many: Sequence[tuple[str, Run]], goal: Goal) -> bool:
+    """Say whether the first run, such as a workload, lacks the metric, and others are curves."""
+    return bool(many[1:]) and goal.metric not in set(many[0][1].metrics.name.tolist())
+
+
 def evidence(
     many: Sequence[tuple[str, Run]],
     goal: Goal,
@@ -191,8 +196,8 @@ def evidence(
         if recorded_batch and _own_pass_samples(run) is not None:
             own, given = global_batch(name, run), recorded_batch[number]
             notes += [] if own == given else [BatchContradictsRun(run=name, own=own, given=given)]
-        if number == 0 and many[1:] and goal.metric not in set(run.metrics.name.tolist()):
-            continue  # the predicted run may be a workload, and the curves others' runs
+        if number == 0 and lacks_curve(many, goal):
+            continue
         whole = recorded_batch[number] if recorded_batch else global_batch(name, run)
         shown = Recorded.of(name, run, goal.metric, whole)
         notes += shown.as_read()

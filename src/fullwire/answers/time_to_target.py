@@ -30,6 +30,7 @@ from fullwire.answers.samples_to_goal import (
     Evidence,
     evidence,
     global_batch,
+    lacks_curve,
     own_work,
 )
 from fullwire.answers.subjects import Conditions, gradient_bytes, named
@@ -176,8 +177,8 @@ def to_goal(
     many = [(name, run), *(named(asked.curve) if asked.curve else [])]
     goal = read_goal(str(asked.target))
     recorded_batch = _counts(asked.recorded_batch, "recorded batch")
-    is_workload = bool(many[1:]) and goal.metric not in set(run.metrics.name.tolist())
-    if is_workload and len(recorded_batch) == len(many) - 1:  # it knows its own batch
+    if lacks_curve(many, goal) and len(recorded_batch) == len(many) - 1:
+        # A workload knows its own batch.
         recorded_batch = (global_batch(name, run), *recorded_batch)
     known = evidence(
         many,

@@ -240,7 +240,7 @@ def _table(result: PlanAnswer) -> tuple[list[str], list[list[str]], set[str]]:
         degrees += [one.zero]
         partly = "" if one.recompute_layers is None else f" ({one.recompute_layers})"
         exposed = one.exposed
-        least_s = min(0.005, 0.005 * one.step_s)  # of short steps, what the sentence below tells
+        least_s = min(0.005, 0.005 * one.step_s)  # of short steps, as the sentence below tells
         sent = [exposed.tp_s, exposed.pp_s, exposed.dp_s, exposed.cp_s]
         sent += [exposed.ep_s] * has_experts
         rows.append(

@@ -59,7 +59,8 @@ def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = Tru
         return
     table = result.predictions
     varying, fixed = _split_axes(result)
-    # The conditions that do not vary, except the default ones and those of sums without sums.
+    # Each condition that has one value: default ones go without saying. Where no run sends buckets,
+    # so do those of buckets.
     unused = _OF_SUMS if all(each.sends_no_buckets for each in result.subjects) else frozenset()
     say(
         ", ".join(
