@@ -28,6 +28,7 @@ from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, filling
 from fullwire.simulation.forecast import Forecaster, forecaster
 from fullwire.simulation.grid import AXES, MEASURES, Crowding, Grid, Residue
+from fullwire.simulation.messages import BY_BITS
 from fullwire.simulation.stragglers import jitter
 from fullwire.simulation.subject import plain_subject
 from fullwire.simulation.sweep import sweep
@@ -408,13 +409,13 @@ def test_processor_time_beyond_t1_is_no_work_of_the_rank(late_ms: int) -> None:
     assert steps_s[0] == pytest.approx(steps_s[1])
 
 
-def crowded(rate_bps: float, own_s: float, crowded_s: float = 0.005) -> Crowding:
+def crowded(rate_bps: float, own_s: float, crowded_s: float = 0.005, mib: int = 10) -> Crowding:
     """Return the contention of a job whose T1 is so much less than its step's own time."""
     run = a_trained_job(
         a_transport(),
         rate_bps=rate_bps,
-        gradients_mib=(10, 10, 10, 10),
-        buckets="ddp:10MiB",
+        gradients_mib=(mib, mib, mib, mib),
+        buckets=f"ddp:{mib}MiB",
         facts=computing(own_s, 0.06),
     )
     subject = plain_subject("a job", run)
@@ -424,13 +425,32 @@ def crowded(rate_bps: float, own_s: float, crowded_s: float = 0.005) -> Crowding
 def test_few_bytes_beside_computing_tell_little_of_contention() -> None:
     """Then the work for messages counts, which delays computing on busy processors alone."""
     slow, fast = crowded(2 * GBPS, 0.065), crowded(20 * GBPS, 0.065)
-    work = 1e-9 / 8
-    assert fast.recorded_beside > 3 * slow.recorded_beside
+    work = (1e-9 / 8) ** BY_BITS
+    assert fast.recorded_beside > 2.5 * slow.recorded_beside
+    assert crowded(0.1 * GBPS, 0.065).s_each == pytest.approx(work, rel=0.06)
     assert slow.s_each == pytest.approx(work, rel=0.1) != 0.005 / slow.recorded_beside
     assert 0.005 / fast.recorded_beside < fast.s_each < 0.6 * slow.s_each
     assert fast.off_s_each < 0.7 * slow.off_s_each
     assert crowded(2 * GBPS, 0.005, crowded_s=0.0).s_each < 0.1 * work
-    assert crowded(2 * GBPS, 0.065, crowded_s=0.0).s_each > 0.9 * work
+    assert crowded(2 * GBPS, 0.065, crowded_s=0.0).s_each > 0.85 * work
+
+
+def test_the_same_bits_in_less_time_beside_computing_delay_it_less() -> None:
+    """Their work delays it, and so does each of their waking up."""
+    slow, fast = (crowded(rate_bps, 0.065, mib=1) for rate_bps in (1 * GBPS, 2 * GBPS))
+    times = fast.recorded_beside / slow.recorded_beside
+    assert times == pytest.approx(0.5 ** (1 - BY_BITS), rel=0.03)
+
+
+@pytest.mark.parametrize("taken", [0.0, 0.5, 1.0])
+def test_ranks_that_are_late_by_turns_on_busy_processors_are_crowded(taken: float) -> None:
+    step = plain_subject("a job", a_trained_job(a_transport(), slower_ms=20)).step
+    step = dataclasses.replace(step, lasting_share=0.25)
+    assert step.waiting_ns > 0
+    moved = step.with_lateness_as_contention(taken)
+    assert moved.crowded_ns == round(taken * 0.75 * step.waiting_ns)
+    assert moved.alone_ns == step.alone_ns
+    assert moved.step_ns + moved.waiting_ns == step.step_ns + step.waiting_ns
 
 
 def test_a_faster_link_saves_no_more_than_the_bytes_and_contention_stays() -> None:
@@ -447,7 +467,7 @@ def test_a_faster_link_saves_no_more_than_the_bytes_and_contention_stays() -> No
     subject = with_residue(crowded, here)
     assert subject.recorded is not None
     assert crowded.step.measured_ns is not None
-    assert crowded.crowding.steady_share > 0.3
+    assert crowded.crowding.steady_share > 0.15
     grid = dataclasses.replace(
         subject.recorded, transports=(here,), bandwidth_bps=(rate_bps, 1.01 * rate_bps, 1e13)
     )
@@ -527,7 +547,7 @@ def test_messages_of_ranks_by_turns_cause_contention_by_their_own_work() -> None
     subject = plain_subject("a job", four_ranks_by_turns(2 * GBPS))
     crowding = with_contention(subject, told(0.065), a_transport()).crowding
     assert crowding.recorded_ranks == 2
-    assert crowding.s_each == pytest.approx(1e-9 / 8, rel=0.1)
+    assert crowding.s_each == pytest.approx((1e-9 / 8) ** BY_BITS, rel=0.15)
 
 
 def test_ranks_that_shared_a_processor_are_late_for_each_other() -> None:

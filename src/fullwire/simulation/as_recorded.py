@@ -15,11 +15,11 @@ from fullwire.simulation.grid import (
     Residue,
     Subject,
 )
-from fullwire.simulation.messages import messages_of
+from fullwire.simulation.messages import BY_BITS, messages_of
 from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import MeasuredTransport, Transport
 
-_LEAST_BESIDE = 0.1  # of the bytes: fewer beside computing do not tell their contention
+_LEAST_BESIDE = 0.1  # of the messages' time: less beside computing does not tell contention
 _T1_OFF = 0.12  # of T1: a standard deviation of one run's estimate (validation/contention.py)
 _LIKELY_OFF = 0.3  # of the work for messages: a standard deviation of what it delays
 
@@ -44,9 +44,10 @@ def _sends_beside_computing(subject: Subject) -> bool:
 def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Subject:
     """Return the subject with the T1 of its account; the rest of its step is contention.
 
-    On processors it grows with the bytes that are sent while a worker computes. On devices it grows
-    with the time for which they are sent. What these do not explain, beyond the error of T1, all
-    predictions keep as recorded. The turns of ranks on a processor are no part of a typical step.
+    On processors it grows with the bytes that are sent while a worker computes, and with the time
+    for which they are sent. On devices it grows with that time alone. What these do not explain,
+    beyond the error of T1, all predictions keep as recorded. The turns of ranks on a processor are
+    no part of a typical step.
     """
     alone_s, alone_ns, step = alone.time_s, round(alone.time_s * 1e9), subject.step
     # Averages of parameters slow no computing down: all that is not T1 is their exposed time.
@@ -60,9 +61,14 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
     point = replace(subject.recorded, transports=(transport,))
     busy = min(step.processor_ns / max(step.step_ns, 1), 1.0)
     crowding = Crowding(busy_by_a_rank=busy or 1.0, is_by_time=subject.is_on_devices)
+    taken = 0.0  # of the processors, by computing that messages delay
     if isinstance(transport, MeasuredTransport) and busy:
         [recorded_ranks] = subject.ranks_per_processor(point.workers).tolist()
         crowding = replace(crowding, recorded_ranks=recorded_ranks)
+        if not crowding.is_by_time:
+            taken = min(busy * recorded_ranks, 1.0)
+    if is_beside and crowding.recorded_ranks <= 1:  # else ranks are late by turns of their own
+        step = step.with_lateness_as_contention(taken)
     crowded = replace(subject, step=step, crowding=crowding)
     [apart] = point.local_steps
     if not is_beside:
@@ -73,23 +79,24 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
     asked = slice(None), np.array([[[point.bandwidth_bps[0]]]]), transport, np.ones((1, 1, 1))
     exposed, all_bits = messages.exposed(*asked), float(messages.sent_bits(*asked).sum())
     beside, others_s = float(exposed.beside.sum()), float(exposed.beside_others_s.sum())
-    whole, t1_off = all_bits, _T1_OFF
+    t1_off = _T1_OFF
     if crowding.is_by_time:
         beside += float(messages.waited_beside_s(exposed, step.waiting_ns * 1e-9).sum())
-        whole = float((exposed.busy_s + exposed.by_others_s).sum()) + others_s
         t1_off = sum(off) / 2 / NORMAL_90  # a device's T1 has an interval of its own
-    if not beside + others_s or beside + others_s < _LEAST_BESIDE * whole:
+    work_s = float(exposed.work_s.sum()) / max(crowding.recorded_ranks, 1.0)
+    likely = taken * (work_s / max(all_bits, 1.0)) ** BY_BITS
+    whole_s = float((exposed.busy_s + exposed.by_others_s).sum()) + others_s
+    is_told = float(exposed.hidden_s.sum()) >= _LEAST_BESIDE * whole_s or likely * t1_off > 0
+    if not beside + others_s or not is_told:
         return crowded
     beside = beside / apart + others_s  # in a step
     told = _Estimate(step.crowded_by_messages_s / beside, t1_off * alone_s / beside)
-    if isinstance(transport, MeasuredTransport) and busy and told.off and not crowding.is_by_time:
-        # Work for messages delays computing by its own time at most, and only on busy processors.
-        ranks = crowding.recorded_ranks
-        work = float(exposed.work_s.sum()) / all_bits / max(ranks, 1.0)
-        if work:
-            told = told.with_another(_Estimate(work * min(busy * ranks, 1.0), work * _LIKELY_OFF))
+    if likely and told.off:  # on busy processors alone
+        told = told.with_another(_Estimate(likely, likely * _LIKELY_OFF))
     crowded_s = step.crowded_by_messages_s
     rest_s = max(crowded_s - told.value * beside - NORMAL_90 * t1_off * alone_s, 0.0)
+    if isinstance(transport, MeasuredTransport) and all_bits:
+        crowding = replace(crowding, s_per_bit=float(exposed.busy_s.sum()) / all_bits)
     crowding = replace(
         crowding,
         s_each=told.value,

@@ -456,10 +456,6 @@ def _used_in(run: Run, periods: Sequence[_Period]) -> _Used | None:
     )
 
 
-# Of the four logarithms: the direction in which line and processors are slower alike.
-_SLOWER = np.array([-1.0, 1.0, 1.0, 0.0])
-
-
 class _Fit:
     """Four logarithms, and the observations that they have to agree with."""
 
@@ -498,8 +494,9 @@ class _Fit:
             if np.abs(change).max() < 1e-9:
                 break
         recorded = self._observations[: self._seen]
-        relative = self._misfits(at)[: self._seen] * [recording.spread for recording in recorded]
-        weights = np.array([recording.count * recording.time_s for recording in recorded])
+        spreads = np.array([each.spread for each in recorded])
+        relative = self._misfits(at)[: self._seen] * spreads
+        weights = np.array([each.count * each.time_s for each in recorded])
         misfit = float(np.sqrt(np.average(relative**2, weights=weights)))
         slopes = self._slopes(at)
         among_runs = np.diag([LINE_FROM_RUN_TO_RUN**2, 0.0, 0.0, 0.0])
@@ -511,8 +508,11 @@ class _Fit:
             for length, axis in zip(lengths, axes.T, strict=True)
             for sign in (-1, 1)
         ]
-        turns += [sign * misfit * _SLOWER for sign in (-1, 1)]
-        sooner, later = (self._transport(at + off * _SLOWER) for off in _off(self._runs))
+        # Longer periods have a slower line, or slower processors, as far as each decides them.
+        by_line, *by_work, _ = (weights * spreads) @ slopes[: self._seen] / weights.sum()
+        slower = np.array([by_line, *2 * [sum(by_work)], 0.0]) / (by_line**2 + sum(by_work) ** 2)
+        turns += [sign * misfit * slower for sign in (-1, 1)]
+        sooner, later = (self._transport(at + off * slower) for off in _off(self._runs))
         return Calibration(
             transport=self._transport(at),
             placement=self._placement,

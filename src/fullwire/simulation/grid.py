@@ -192,14 +192,16 @@ class Residue:
 class Crowding:
     """The contention that messages cause beside computing.
 
-    On processors, handling their bytes delays computing, so each bit beside it has a cost. Kernels
-    of a device are slower as long as a collective is on its way, so each second beside them has.
+    On processors, handling their bytes delays computing. So each bit beside it has a cost, more so
+    if it is sent slowly. Kernels of a device are slower as long as a collective is on its way, so
+    each second beside them has.
     """
 
     is_by_time: bool = False
-    s_each: float = 0.0  # for each bit or second
+    s_each: float = 0.0  # for each second, or each bit^(2/3) * s^(1/3)
     off_s_each: float = 0.0  # a standard deviation
-    recorded_beside: float = 0.0  # bits or seconds beside computing, in the recorded step
+    recorded_beside: float = 0.0  # seconds or that mean beside computing, in the recorded step
+    s_per_bit: float = 1.0  # as recorded on a measured transport; another one has any number
     steady_share: float = 0.0  # of the recorded contention, which these bits do not explain
     busy_by_a_rank: float = 1.0  # of a processor, by a rank's own computing
     recorded_ranks: float = 1.0  # that computed on each processor

@@ -97,6 +97,13 @@ class Exposed:
     instead_s: Floats
 
 
+# Messages delay computing on the same processors by their work, and also each time they wake up
+# beside it. So the delay follows the bits beside computing and the time in which they are sent, as
+# a mean of both with these weights, which were chosen on labs (validation/README.md). A transport
+# that was not measured does the same work for a bit, however soon a full line has sent it.
+BY_BITS = 2 / 3
+
+
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Messages:
     """The messages of a step among several cluster sizes, for several compressors.
@@ -182,7 +189,9 @@ class Messages:
         elif crowding.s_each:
             hidden = 1 - by_buckets_s / np.maximum(busy_s, np.finfo(float).tiny)
             bits = self.sent_bits(chosen, rate_bps, transport, ratio)
-            beside = bits * np.clip(hidden, 0.0, 1.0)
+            is_timed = isinstance(transport, MeasuredTransport)
+            time_s = np.asarray(busy_s if is_timed else bits * crowding.s_per_bit)
+            beside = np.clip(hidden, 0.0, 1.0) * bits**BY_BITS * time_s ** (1 - BY_BITS)
         instead_s = others_s if self.subject.step.sends_nothing else np.zeros(())
         hidden_s = others_s - by_others_s
         if not self.subject.step.others.sum_gradients:
@@ -280,8 +289,8 @@ class Messages:
     ) -> Floats:
         """Return the contention of a step, without turns on processors.
 
-        It follows the bits, or the seconds, beside computing. What these do not explain is as
-        recorded.
+        It follows the bits and the seconds, or the seconds alone, beside computing. What these do
+        not explain is as recorded.
         """
         subject = self.subject
         crowding = subject.crowding

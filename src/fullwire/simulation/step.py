@@ -118,6 +118,20 @@ class Step:
         own = self.with_own_work(alone_ns / self.step_ns)
         return replace(own, waiting_ns=self.waiting_ns + rest_ns)
 
+    def with_lateness_as_contention(self, taken: float) -> Step:
+        """Return the step with what ranks are late by turns as contention, not as waiting.
+
+        On processors of which so large a share is taken, messages delay one rank and then another.
+        A rank that is late in all steps has another cause.
+        """
+        by_turns_ns = round(taken * (1 - self.lasting_share) * self.waiting_ns)
+        return replace(
+            self,
+            step_ns=self.step_ns + by_turns_ns,
+            crowded_ns=self.crowded_ns + by_turns_ns,
+            waiting_ns=self.waiting_ns - by_turns_ns,
+        )
+
     @property
     def crowded_by_messages_s(self) -> float:
         """Return its contention, without the turns that its ranks take on processors."""
