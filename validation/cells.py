@@ -53,6 +53,11 @@ JUDGED = {
     ("small", "gloo"): ("2x1Gbps", "2x3Gbps", "2x8Gbps"),
     ("small", "fullwire"): ("2x700Mbps", "2x2Gbps", "2x10Gbps"),
     ("uneven", "gloo"): ("2x1Gbps", "2x5Gbps"),
+    ("deep", "gloo"): ("2x200Mbps", "2x1Gbps", "2x3Gbps", "2x9Gbps"),
+    ("wide", "gloo"): ("2x200Mbps", "2x1Gbps", "2x3Gbps", "2x9Gbps"),
+    ("convolving", "gloo"): ("2x200Mbps", "2x1Gbps", "2x3Gbps", "2x9Gbps"),
+    ("attending", "gloo"): ("2x200Mbps", "2x1Gbps", "2x3Gbps", "2x9Gbps"),
+    ("attending", "fullwire"): ("2x300Mbps", "2x2Gbps", "2x8Gbps"),
 }
 
 

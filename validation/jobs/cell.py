@@ -6,6 +6,10 @@
     one-bucket   as `computing`, with one message after the backward pass
     uneven       as `computing`, with layers of several widths, norm layers, and usual buckets
     small        as `computing`, with buckets of 1 MiB
+    deep         twenty narrow layers, with buckets of 1 MiB
+    wide         three layers, two of them large
+    convolving   a convolutional network, with usual buckets
+    attending    a transformer, with buckets of 2 MiB
     adding       DDP that synchronises every fourth pass only
     by-hand      no DDP: each gradient is summed by a call after the backward pass
     sharded      FSDP2
@@ -46,16 +50,15 @@ def main() -> None:
 
 
 def _train(kind: str, steps: str = "16") -> None:
-    plain = _uneven() if kind == "uneven" else _computing()
-    if kind in ("sleeping", "adding", "by-hand"):
-        plain = _sleeping()
+    plain = _sleeping() if kind in ("sleeping", "adding", "by-hand") else MODELS[kind]()
     model: Any = plain
+    samples = SAMPLES[kind]() if kind in SAMPLES else torch.ones(BATCH, WIDTH)
     if kind == "sharded":
         for layer in plain:
             fully_shard(layer)
         fully_shard(plain)
     elif kind != "by-hand":
-        capacity = {"one-bucket": 64, "uneven": 25, "small": 1}.get(kind, 8)
+        capacity = CAPACITY_MB.get(kind, 8)
         model = DistributedDataParallel(plain, bucket_cap_mb=capacity)
         send_with(model, os.environ.get("CODEC", "float32"))
     if kind == "halves":
@@ -67,7 +70,7 @@ def _train(kind: str, steps: str = "16") -> None:
             is_last = kind != "adding" or number == PASSES - 1
             with nullcontext() if is_last else model.no_sync():
                 # A loss with a least value: numbers that grow to inf take another way in codecs.
-                model(torch.ones(BATCH, WIDTH)).square().mean().backward()
+                model(samples).square().mean().backward()
         if kind == "by-hand":
             for each in plain.parameters():
                 dist.all_reduce(each.grad)
@@ -87,6 +90,56 @@ def _uneven() -> nn.Sequential:
 def _sleeping() -> nn.Sequential:
     return nn.Sequential(*(Layer(1_500_000, 0.006) for _ in range(14)))
 
+
+def _convolving() -> nn.Sequential:
+    sides = (3, 64, 128, 256, 256, 512)
+    layers = [
+        (nn.Conv2d(*each, 3, padding=1), nn.BatchNorm2d(each[1]), nn.ReLU())
+        for each in pairwise(sides)
+    ]
+    parts = [part for layer in layers for part in layer]
+    parts[6:6] = [nn.MaxPool2d(2)]
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(sides[-1], 1000))
+
+
+def _attending() -> nn.Sequential:
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.TransformerEncoder(layer, 4), nn.Linear(256, 2000))
+
+
+def _narrow() -> nn.Sequential:
+    return nn.Sequential(*(part for _ in range(20) for part in (nn.Linear(448, 448), nn.Tanh())))
+
+
+def _wide() -> nn.Sequential:
+    sides = (512, 4096, 1024, 256)
+    return nn.Sequential(
+        *(part for each in pairwise(sides) for part in (nn.Linear(*each), nn.ReLU()))
+    )
+
+
+MODELS = {
+    **dict.fromkeys(("computing", "halves", "one-bucket", "small", "sharded"), _computing),
+    "uneven": _uneven,
+    "deep": _narrow,
+    "wide": _wide,
+    "convolving": _convolving,
+    "attending": _attending,
+}
+SAMPLES = {
+    "deep": lambda: torch.randn(256, 448),
+    "wide": lambda: torch.randn(96, 512),
+    "convolving": lambda: torch.randn(4, 3, 32, 32),
+    "attending": lambda: torch.randn(4, 48, 256),
+}
+CAPACITY_MB = {
+    "one-bucket": 64,
+    "uneven": 25,
+    "convolving": 25,
+    "attending": 2,
+    "small": 1,
+    "deep": 1,
+}
 
 if __name__ == "__main__":
     main()
