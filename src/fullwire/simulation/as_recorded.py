@@ -83,7 +83,11 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
     if crowding.is_by_time:
         beside += float(messages.waited_beside_s(exposed, step.waiting_ns * 1e-9).sum())
         t1_off = sum(off) / 2 / NORMAL_90  # a device's T1 has an interval of its own
-    work_s = float(exposed.work_s.sum()) / max(crowding.recorded_ranks, 1.0)
+    work_s = float(exposed.work_s.sum())
+    if not crowding.is_by_time:
+        crowding = replace(crowding, recorded_work_s=work_s / apart)
+        crowded = replace(crowded, crowding=crowding)
+    work_s /= max(crowding.recorded_ranks, 1.0)
     likely = taken * (work_s / max(all_bits, 1.0)) ** BY_BITS
     whole_s = float((exposed.busy_s + exposed.by_others_s).sum()) + others_s
     is_told = float(exposed.hidden_s.sum()) >= _LEAST_BESIDE * whole_s or likely * t1_off > 0

@@ -202,7 +202,8 @@ class Crowding:
     off_s_each: float = 0.0  # a standard deviation
     recorded_beside: float = 0.0  # seconds or that mean beside computing, in the recorded step
     s_per_bit: float = 1.0  # as recorded on a measured transport; another one has any number
-    steady_share: float = 0.0  # of the recorded contention, which these bits do not explain
+    steady_share: float = 1.0  # of the recorded contention, which these bits do not explain
+    recorded_work_s: float = 0.0  # of a measured transport in the recorded step, on processors
     busy_by_a_rank: float = 1.0  # of a processor, by a rank's own computing
     recorded_ranks: float = 1.0  # that computed on each processor
     late_by_turns: float = 1.0  # share of the lateness that ranks on a processor cause

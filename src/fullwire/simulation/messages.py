@@ -290,14 +290,17 @@ class Messages:
         """Return the contention of a step, without turns on processors.
 
         It follows the bits and the seconds, or the seconds alone, beside computing. What these do
-        not explain is as recorded.
+        not explain is as recorded. A transport that does less work causes as much less of it.
         """
         subject = self.subject
         crowding = subject.crowding
-        if not crowding.s_each:
-            return np.array(subject.step.crowded_by_messages_s)
-        steady_s = np.array(subject.step.crowded_by_messages_s * crowding.steady_share)
         passes = accumulate * local_steps
+        steady_s = np.array(subject.step.crowded_by_messages_s * crowding.steady_share)
+        if crowding.recorded_work_s and isinstance(transport, MeasuredTransport):
+            less = exposed.work_s / (passes * crowding.recorded_work_s)
+            steady_s = steady_s * np.minimum(less, 1.0)
+        if not crowding.s_each:
+            return steady_s
         each_s = np.array(crowding.s_each * subject.sends_beside_computing(local_steps) / passes)
         if crowding.is_by_time:
             beside_s = exposed.beside + self.waited_beside_s(exposed, late_s)

@@ -137,11 +137,25 @@ class Step:
         """Return its contention, without the turns that its ranks take on processors."""
         return max(self.crowded_ns * 1e-9 - float(self.by_turns_s(self.shared_by)), 0.0)
 
+    def with_calls(self, times: float) -> Step:
+        """Return the step with calls of collectives that each take so many times as long."""
+        sooner_ns = self._sooner_by_calls_ns(1 - times)
+        return replace(
+            self,
+            step_ns=self.step_ns - sooner_ns,
+            processor_ns=max(self.processor_ns - sooner_ns, 0),
+            others=replace(self.others, calling_ns=round(self.others.calling_ns * times)),
+        )
+
+    def _sooner_by_calls_ns(self, spared: float) -> int:
+        """Return how much sooner the step ends if a share of its calls is spared."""
+        after_ns = max(self.step_ns - self.forward_ns - self.backward_ns, 0)
+        return min(round(self.others.calling_ns * spared), after_ns)
+
     def with_joined(self, places: Sequence[int]) -> Step:
         """Return the step with some of its collectives joined, which saves the calls for each."""
-        after_ns = max(self.step_ns - self.forward_ns - self.backward_ns, 0)
         spared = (len(places) - 1) / max(len(self.others.op) - 1, 1)
-        sooner_ns = min(round(self.others.calling_ns * spared), after_ns)
+        sooner_ns = self._sooner_by_calls_ns(spared)
         beside_ns = 0
         if self.others.calling_ns == 0:  # the script begins all calls, and then waits
             # A thread works no longer than the step. Other threads do the rest, for the calls too.
