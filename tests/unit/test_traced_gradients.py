@@ -388,6 +388,18 @@ def test_a_sharded_model_hides_its_gathers_between_as_it_did_and_as_it_could(
         assert table["step_s"][0] == pytest.approx(step_s, rel=0.01)
 
 
+def test_a_grid_of_a_sharded_model_equals_its_points(tmp_path: Path) -> None:
+    run = traced(tmp_path, sharded)
+    asked: dict[str, Any] = {"line_rate": "100Gbps", "transport": "measured"}
+    grid = fw.whatif(run, **asked, workers="2,4", bandwidth="50Gbps,200Gbps")
+    for row in range(4):
+        at: dict[str, Any] = {"workers": int(grid["workers"][row])}
+        at["bandwidth"] = float(grid["bandwidth_bps"][row])
+        point = fw.whatif(run, **asked, **at)
+        of_grid = [values[row] for values in (grid["step_s"], *grid.interval_s)]
+        assert of_grid == [values[0] for values in (point["step_s"], *point.interval_s)]
+
+
 def test_the_interval_of_a_sharded_model_is_its_own_beside_another_run(tmp_path: Path) -> None:
     run = traced(tmp_path, sharded, 25)
     found = fw.whatif(run, line_rate="25Gbps", bandwidth="100Gbps")

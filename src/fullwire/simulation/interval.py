@@ -91,8 +91,7 @@ def interval_s(
         # The hidden step is as unsure as the predicted one, and no shorter than a worker's own.
         sooner_s = predictions["step_s"] - with_shards_hidden_s(subjects, grid, predictions, crew)
         below = np.array([each.step.alone_off[0] for each in subjects])
-        t1_s = predictions.measures["baseline_step_s"]
-        least_s = np.reshape(t1_s * (1 - below.reshape(shaped(run=len(below)))), low_s.shape)
+        least_s = predictions["baseline_step_s"] * (1 - below[predictions.place("run")])
         low_s = np.minimum(low_s, np.maximum(low_s - np.maximum(sooner_s, 0.0), least_s))
     return low_s, high_s
 
