@@ -372,22 +372,6 @@ def test_a_trace_of_split_layers_without_all_sizes_is_refused(tmp_path: Path) ->
         fw.whatif(read(tmp_path), line_rate="100Gbps", bandwidth="200Gbps")
 
 
-@pytest.mark.parametrize("rate_gbps", [25, 100, 200, 400])
-def test_a_sharded_model_hides_its_gathers_between_as_it_did_and_as_it_could(
-    tmp_path: Path, rate_gbps: float
-) -> None:
-    run = traced(tmp_path, sharded)
-    assert run.facts.buckets is None
-    assert len(run.gradients) == 2 * STEPS * LAYERS
-    asked: dict[str, Any] = {"line_rate": "100Gbps", "transport": "measured"}
-    table = fw.whatif(run, **asked, bandwidth=f"{rate_gbps}Gbps")
-    step_s = played(sharded(), rate_gbps) * 1e-6
-    low_s, high_s = table.interval_s
-    assert low_s[0] <= step_s <= high_s[0]
-    if rate_gbps == 100:
-        assert table["step_s"][0] == pytest.approx(step_s, rel=0.01)
-
-
 def test_a_grid_of_a_sharded_model_equals_its_points(tmp_path: Path) -> None:
     run = traced(tmp_path, sharded)
     asked: dict[str, Any] = {"line_rate": "100Gbps", "transport": "measured"}
