@@ -229,6 +229,16 @@ def test_sums_that_a_split_layer_waits_for_are_no_gradients(tmp_path: Path) -> N
         fw.whatif(run, line_rate="100Gbps", buckets="ddp")
 
 
+@pytest.mark.parametrize(
+    ("parts", "rate_gbps"), [(split, 300), (split_and_summed, 300), (in_stages, 100)]
+)
+def test_transfers_that_layers_wait_for_are_not_used_too_late(
+    tmp_path: Path, parts: Any, rate_gbps: int
+) -> None:
+    run = traced(tmp_path, parts, rate_gbps)
+    assert fw.explain(run, bandwidth=f"{rate_gbps}Gbps").verdict.kind == "line_rate"
+
+
 def test_gradients_beside_a_split_layer_are_told_from_its_sums(tmp_path: Path) -> None:
     run = traced(tmp_path, split_and_summed)
     assert run.facts.buckets == "none"

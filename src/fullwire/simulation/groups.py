@@ -245,6 +245,27 @@ def splits_layers(run: Run, backwards: Spans) -> bool:
         return False
     if (rows.dtype == SIZE_UNKNOWN).any():
         return False
+    return bool(_are_of_layers(rows, backwards).any())
+
+
+def share_for_layers(run: Run) -> float:
+    """Return the share of a device's bytes that its layers wait for amidst computing.
+
+    They are in groups that a layer is split over, or go from one stage of a pipeline to the next.
+    """
+    rows = run.collectives.rows(run.collectives.step >= 0)
+    all_bytes = float(rows.bytes.sum(dtype=np.float64))
+    if not all_bytes or sums_on_processors(run):
+        return 0.0
+    backwards = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "backward"))
+    splitting = set(rows.group[_are_of_layers(rows, backwards)].tolist())
+    is_of_layers = np.isin(rows.op, ("send", "recv"))
+    is_of_layers |= np.array([name in splitting for name in rows.group.tolist()], bool)
+    return float(rows.bytes[is_of_layers].sum(dtype=np.float64)) / all_bytes
+
+
+def _are_of_layers(rows: Collectives, backwards: Spans) -> NDArray[np.bool_]:
+    """Return which rows are sums of layers that are split over ranks."""
     columns = (backwards.rank, backwards.step, backwards.start_ns, backwards.end_ns)
     of_step = {
         (rank, step): (start, end) for rank, step, start, end in np.stack(columns, 1).tolist()
@@ -255,4 +276,4 @@ def splits_layers(run: Run, backwards: Spans) -> bool:
     is_before = rows.issue_ns < start_ns
     is_amidst = ~is_before & (rows.issue_ns <= end_ns)
     which = (rows.group, rows.op, rows.bytes, step)
-    return bool(are_of_split_layers(*which, is_before, is_amidst).any())
+    return are_of_split_layers(*which, is_before, is_amidst)
