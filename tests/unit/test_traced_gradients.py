@@ -313,6 +313,40 @@ def test_sums_on_a_processor_are_gradients_up_to_the_end_of_its_pass(tmp_path: P
     assert run.facts.buckets == "none"
 
 
+@pytest.mark.parametrize("sums_inputs", [True, False])
+def test_sums_of_split_layers_on_a_processor_are_no_gradients(
+    tmp_path: Path, sums_inputs: bool
+) -> None:
+    """Each layer waits for its sum, but the first one of the backward pass for none."""
+    for rank in (0, 1):
+        job = Job(rank, distributedInfo={"backend": "gloo", "rank": rank, "world_size": 2})
+        job.header |= {"deviceProperties": [], "host_name": f"host{rank}"}
+        for number in range(STEPS):
+            began = now = 100_000 * number
+            for is_backward in (False, True):
+                for layer in range(LAYERS):
+                    name = BACKWARD if is_backward else "aten::addmm"
+                    job.event("cpu_op", name, now, now + 4_000, tid=1)
+                    now += 4_000
+                    if layer == LAYERS - 1 and is_backward and not sums_inputs:
+                        continue
+                    of_sum: dict[str, Any] = {"Input Dims": [[250_000]], "Input type": ["float"]}
+                    mark = "gloo:all_reduce", now, now + 3_000
+                    job.event("user_annotation", *mark, tid=2, **of_sum)
+                    wait = "_c10d_functional::wait_tensor", now, now + 3_000
+                    job.event("cpu_op", *wait, tid=1)
+                    now += 3_000
+            job.step(number, began, now)
+        job.write(tmp_path / f"{rank}.json")
+    run = read(tmp_path)
+    assert len(run.gradients) == 0
+    found = fw.explain(run, bandwidth="10Gbps")
+    assert found.verdict.kind == "transport"
+    assert found.baseline_step_s == pytest.approx(8 * 4e-3, rel=0.01)
+    with pytest.raises(UsageError, match="whose collectives sum its gradients"):
+        fw.whatif(run, line_rate="10Gbps", buckets="ddp")
+
+
 def test_buckets_before_a_pass_that_is_marked_too_late_tell_of_no_split_layer(
     tmp_path: Path,
 ) -> None:

@@ -245,26 +245,28 @@ def splits_layers(run: Run, backwards: Spans) -> bool:
         return False
     if (rows.dtype == SIZE_UNKNOWN).any():
         return False
-    return bool(_are_of_layers(rows, backwards).any())
+    as_many = sums_on_processors(run)
+    return bool(_are_of_layers(rows, backwards, as_many=as_many).any())
 
 
 def share_for_layers(run: Run) -> float:
-    """Return the share of a device's bytes that its layers wait for amidst computing.
+    """Return the share of the bytes that layers wait for amidst computing.
 
     They are in groups that a layer is split over, or go from one stage of a pipeline to the next.
     """
     rows = run.collectives.rows(run.collectives.step >= 0)
     all_bytes = float(rows.bytes.sum(dtype=np.float64))
-    if not all_bytes or sums_on_processors(run):
+    if not all_bytes:
         return 0.0
     backwards = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "backward"))
-    splitting = set(rows.group[_are_of_layers(rows, backwards)].tolist())
-    is_of_layers = np.isin(rows.op, ("send", "recv"))
+    are_sums = _are_of_layers(rows, backwards, as_many=sums_on_processors(run))
+    is_of_layers = are_sums | np.isin(rows.op, ("send", "recv"))
+    splitting = set(rows.group[are_sums].tolist()) - {""}  # other groups may lack a name, too
     is_of_layers |= np.array([name in splitting for name in rows.group.tolist()], bool)
     return float(rows.bytes[is_of_layers].sum(dtype=np.float64)) / all_bytes
 
 
-def _are_of_layers(rows: Collectives, backwards: Spans) -> NDArray[np.bool_]:
+def _are_of_layers(rows: Collectives, backwards: Spans, *, as_many: bool) -> NDArray[np.bool_]:
     """Return which rows are sums of layers that are split over ranks."""
     columns = (backwards.rank, backwards.step, backwards.start_ns, backwards.end_ns)
     of_step = {
@@ -276,4 +278,4 @@ def _are_of_layers(rows: Collectives, backwards: Spans) -> NDArray[np.bool_]:
     is_before = rows.issue_ns < start_ns
     is_amidst = ~is_before & (rows.issue_ns <= end_ns)
     which = (rows.group, rows.op, rows.bytes, step)
-    return are_of_split_layers(*which, is_before, is_amidst)
+    return are_of_split_layers(*which, is_before, is_amidst, as_many=as_many)
