@@ -117,15 +117,17 @@ def test_a_late_rank_stays_late_on_a_faster_link(tmp_path: Path, late: int) -> N
     assert table["step_s"][0] == pytest.approx(step_us * 1e-6, rel=0.03)
 
 
-def test_a_sum_of_shards_waits_for_the_scatter_that_it_adds_up(tmp_path: Path) -> None:
-    def parts() -> Iterator[Part]:
-        for part in sharded():
-            yield part
-            if part[:2] == ("send", "_reduce_scatter_base"):
-                yield "wait", "gradients"
-                yield "send", "allreduce", "2", "gradients", SIZE // 2
+def hybrid() -> Iterator[Part]:
+    """Yield a sharded step in which another group adds up the shards."""
+    for part in sharded():
+        yield part
+        if part[:2] == ("send", "_reduce_scatter_base"):
+            yield "wait", "gradients"
+            yield "send", "allreduce", "2", "gradients", SIZE // 2
 
-    others = typical_step(traced(tmp_path, parts)).others
+
+def test_a_sum_of_shards_waits_for_the_scatter_that_it_adds_up(tmp_path: Path) -> None:
+    others = typical_step(traced(tmp_path, hybrid)).others
     assert others.course is not None
     issued = {place: share for share, place, is_needed in others.course.events if not is_needed}
     scatters = [issued[place] for place, op in enumerate(others.op) if op == "reducescatter"]

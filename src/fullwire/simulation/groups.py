@@ -142,10 +142,11 @@ def members_of(run: Run) -> dict[str, int]:
 def summing_group(
     sums: Collectives, members: Mapping[str, int], gradient_bytes: int, workers: int
 ) -> str | None:
-    """Return the group of some ranks that sums as many bytes as a rank's gradients have.
+    """Return the group of some ranks that more workers make larger.
 
-    Such a group has the ranks with the same part of a model, and more workers make it larger. Where
-    it shards its sums and another group adds these up, more workers make the other one larger.
+    It sums as many bytes as a rank's gradients have, so its ranks have the same part of a model.
+    Where it shards its sums and another group adds these up, more workers make the other one
+    larger: each has the same shards.
     """
     names, place = np.unique(sums.group.astype(str), return_inverse=True)
     if not len(names):
@@ -157,9 +158,12 @@ def summing_group(
     def are_near(wanted_bytes: float) -> NDArray[np.bool_]:
         return np.asarray(np.abs(of_each - wanted_bytes) <= AS_MANY * wanted_bytes)
 
-    adds_up_shards = np.delete(are_near(gradient_bytes / members[name]), nearest).any()
-    is_summing = are_near(gradient_bytes)[nearest] and workers % members[name] == 0
-    return name if is_summing and not adds_up_shards else None
+    is_summing = bool(are_near(gradient_bytes)[nearest])
+    adds_up_shards = are_near(gradient_bytes / members[name])
+    adds_up_shards[nearest] = False
+    if adds_up_shards.any():
+        name = str(names[np.argmax(adds_up_shards)])
+    return name if is_summing and workers % members[name] == 0 else None
 
 
 def calling_ns_of(rows: Collectives, spans: Spans) -> int:
