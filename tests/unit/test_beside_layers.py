@@ -12,7 +12,7 @@ import pytest
 
 import fullwire as fw
 from fullwire.importers import read
-from fullwire.run.run import Run
+from fullwire.run.run import Provenance, Run
 from fullwire.simulation.typical import typical_step
 from tests.unit.test_kineto import GEMM, Job, reduced
 from tests.unit.test_traced_gradients import (
@@ -68,6 +68,21 @@ def test_a_faster_link_hides_what_the_layers_leave_room_for(
         assert table["step_s"][row] == pytest.approx(step_s, rel=0.06)
         low_s, high_s = (ends[row] for ends in table.interval_s)
         assert low_s <= step_s <= high_s
+
+
+def test_a_recording_without_the_devices_own_times_has_an_interval_for_all_that_may_hide(
+    tmp_path: Path,
+) -> None:
+    run = traced(tmp_path, sharded, 40)
+    recorded = dataclasses.replace(run, provenance=Provenance(origin="measured", source="job"))
+    step = typical_step(recorded)
+    assert step.others.sum_gradients
+    assert step.others.course is None
+    table = fw.whatif(recorded, line_rate="40Gbps", transport="measured", bandwidth="100Gbps")
+    step_s = played(sharded(), 100) * 1e-6
+    assert table["step_s"][0] > 1.05 * step_s
+    low_s, high_s = table.interval_s
+    assert low_s[0] <= step_s <= high_s[0]
 
 
 def in_lockstep(where: Path, times: tuple[float, float], gather_us: float) -> float:

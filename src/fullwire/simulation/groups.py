@@ -180,6 +180,11 @@ def calling_ns_of(rows: Collectives, spans: Spans) -> int:
     return int(pauses_ns[(len(pauses_ns) - 1) // 2]) * len(pauses_ns) if len(pauses_ns) else 0
 
 
+def shows_devices(run: Run) -> bool:
+    """Say whether a run has the devices' own times of computing and collectives, as a trace has."""
+    return run.provenance.origin == "imported" and not sums_on_processors(run)
+
+
 def exposed_by_rank(run: Run, rows: Collectives, ranks: Whole, numbers: Whole) -> Whole:
     """Return by rank how long shards are exposed in a step on devices; all else counts as 0.
 
@@ -187,7 +192,7 @@ def exposed_by_rank(run: Run, rows: Collectives, ranks: Whole, numbers: Whole) -
     """
     computing = run.spans.rows(run.spans.lane == "compute")
     has_none = ~np.isin(ranks, computing.rank)
-    if run.facts.buckets is not None or sums_on_processors(run):
+    if run.facts.buckets is not None or not shows_devices(run):
         return has_none.astype(np.int64)
     rows = rows.rows(np.isin(rows.step, numbers))
     computing = computing.rows(np.isin(computing.step, numbers))

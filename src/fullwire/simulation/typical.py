@@ -31,7 +31,7 @@ from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.centre import median_of
 from fullwire.run.intervals import covered_ns
 from fullwire.run.kinds import kinds_of
-from fullwire.run.placement import ranks_per_processor, sums_on_processors
+from fullwire.run.placement import ranks_per_processor
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
 from fullwire.run.usual import local_steps_of, means_of_rounds, shared_steps
@@ -45,6 +45,7 @@ from fullwire.simulation.groups import (
     calling_ns_of,
     exposed_by_rank,
     members_of,
+    shows_devices,
     summing_group,
 )
 from fullwire.simulation.step import Step
@@ -551,7 +552,7 @@ def _others(
         are_gradients=sum_gradients and by_hand,
         sum_gradients=sum_gradients and not by_hand,
         course=course_of(run, usual, of_step_ns, int(table.computed_ns[place]))
-        if sum_gradients and not by_hand and not sums_on_processors(run)
+        if sum_gradients and not by_hand and shows_devices(run)
         else None,
     )
 
