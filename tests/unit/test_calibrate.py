@@ -240,9 +240,9 @@ def test_sums_by_hand_of_a_split_model_grow_among_the_ranks_with_the_same_part(
         fw.whatif(shown, workers=7)
 
 
-@pytest.mark.parametrize(("again_mib", "shards"), [(25, 1), (8, 2)])
-def test_a_group_whose_shards_of_sums_another_adds_up_does_not_grow(
-    again_mib: int, shards: int
+@pytest.mark.parametrize(("again_mib", "growing"), [(25, "allreduce"), (8, "reducescatter")])
+def test_a_group_whose_shards_of_sums_another_adds_up_stays_and_the_other_grows(
+    again_mib: int, growing: str
 ) -> None:
     """Pairs sum half of the 50 MiB after the others' sums, or something else."""
     run = a_trained_job(
@@ -260,7 +260,10 @@ def test_a_group_whose_shards_of_sums_another_adds_up_does_not_grow(
             for name in ("issue_ns", "start_ns", "end_ns")
         },
     )
-    assert typical_step(dataclasses.replace(run, collectives=rows)).shards == shards
+    step = typical_step(dataclasses.replace(run, collectives=rows))
+    ops = zip(step.others.op, step.others.members, strict=True)
+    assert {op for op, members in ops if members < 0} == {growing}
+    assert step.shards == 2
 
 
 def test_a_transport_that_fills_the_line_still_costs_each_message_something() -> None:

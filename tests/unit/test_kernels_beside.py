@@ -9,9 +9,11 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.opening import completed
+from fullwire.findings import sureness
 from fullwire.importers import read
 from fullwire.report.as_data import explanation_object
-from fullwire.words import sentences
+from fullwire.timeline.account import account
+from fullwire.words import sentence, sentences
 from tests.unit.test_kineto import ALL_REDUCE, GEMM, Job, reduced
 
 ALONE_US, STEP_US, STEPS = 40.0, 1_000.0, 6
@@ -272,3 +274,13 @@ def test_real_traces_tell_believable_contention(
 ) -> None:
     found = fw.explain(shared_data / "kineto" / f"{name}.json.gz")
     assert low_s <= found.account["contention"] <= high_s
+
+
+@pytest.mark.parametrize(("compared", "tells_rest"), [(1.0, False), (0.31, True)])
+def test_only_kernels_that_never_ran_alone_are_taken_to_be_slowed_alike(
+    monkeypatch: pytest.MonkeyPatch, shared_data: Path, compared: float, tells_rest: bool
+) -> None:
+    run = read(shared_data / "kineto" / "nccl_data_rank0_of_2.json.gz")
+    monkeypatch.setattr(sureness, "compared_kernels", lambda _: compared)
+    [told] = sureness.about_kernels(run, account(run, {}))
+    assert ("slowed alike" in sentence(told)) == tells_rest

@@ -207,6 +207,26 @@ def test_on_processors_neither_a_wait_nor_a_message_is_computing(tmp_path: Path)
     assert gathers.bytes.tolist() == [800]
 
 
+@pytest.mark.parametrize("shapes", [{}, {"Input Dims": [[8, 8]], "Input type": ["float"]}])
+def test_on_processors_a_wait_for_a_tensor_is_no_computing(
+    tmp_path: Path, shapes: dict[str, Any]
+) -> None:
+    """The operator that needs the tensor waits within."""
+    job = Job(0, 1, distributedInfo={"backend": "gloo", "rank": 0}, deviceProperties=[])
+    job.step(0, 0, 1000)
+    job.event("cpu_op", "aten::mm", 0, 300, tid=1, **shapes)
+    job.event("user_annotation", "gloo:all_reduce", 300, 600, tid=9, **shapes)
+    job.event("cpu_op", "aten::add", 300, 700, tid=1, **shapes)
+    job.event("cpu_op", "_c10d_functional::wait_tensor", 350, 600, tid=1)
+    run = read(job.write(tmp_path / "rank0.json"))
+    computing = run.spans.rows(run.spans.lane == "compute")
+    assert (computing.start_ns.tolist(), computing.end_ns.tolist()) == (
+        [0, 600_000],
+        [350_000, 700_000],
+    )
+    assert (len(run.operations) > 0) == bool(shapes)
+
+
 @pytest.mark.parametrize(
     ("whole", "part", "size_bytes"),
     [

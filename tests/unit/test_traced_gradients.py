@@ -229,6 +229,16 @@ def test_sums_that_a_split_layer_waits_for_are_no_gradients(tmp_path: Path) -> N
         fw.whatif(run, line_rate="100Gbps", buckets="ddp")
 
 
+@pytest.mark.parametrize(
+    ("parts", "rate_gbps"), [(split, 300), (split_and_summed, 300), (in_stages, 100)]
+)
+def test_transfers_that_layers_wait_for_are_not_used_too_late(
+    tmp_path: Path, parts: Any, rate_gbps: int
+) -> None:
+    run = traced(tmp_path, parts, rate_gbps)
+    assert fw.explain(run, bandwidth=f"{rate_gbps}Gbps").verdict.kind == "line_rate"
+
+
 def test_gradients_beside_a_split_layer_are_told_from_its_sums(tmp_path: Path) -> None:
     run = traced(tmp_path, split_and_summed)
     assert run.facts.buckets == "none"
@@ -303,6 +313,40 @@ def test_sums_on_a_processor_are_gradients_up_to_the_end_of_its_pass(tmp_path: P
     assert run.facts.buckets == "none"
 
 
+@pytest.mark.parametrize("sums_inputs", [True, False])
+def test_sums_of_split_layers_on_a_processor_are_no_gradients(
+    tmp_path: Path, sums_inputs: bool
+) -> None:
+    """Each layer waits for its sum, but the first one of the backward pass for none."""
+    for rank in (0, 1):
+        job = Job(rank, distributedInfo={"backend": "gloo", "rank": rank, "world_size": 2})
+        job.header |= {"deviceProperties": [], "host_name": f"host{rank}"}
+        for number in range(STEPS):
+            began = now = 100_000 * number
+            for is_backward in (False, True):
+                for layer in range(LAYERS):
+                    name = BACKWARD if is_backward else "aten::addmm"
+                    job.event("cpu_op", name, now, now + 4_000, tid=1)
+                    now += 4_000
+                    if layer == LAYERS - 1 and is_backward and not sums_inputs:
+                        continue
+                    of_sum: dict[str, Any] = {"Input Dims": [[250_000]], "Input type": ["float"]}
+                    mark = "gloo:all_reduce", now, now + 3_000
+                    job.event("user_annotation", *mark, tid=2, **of_sum)
+                    wait = "_c10d_functional::wait_tensor", now, now + 3_000
+                    job.event("cpu_op", *wait, tid=1)
+                    now += 3_000
+            job.step(number, began, now)
+        job.write(tmp_path / f"{rank}.json")
+    run = read(tmp_path)
+    assert len(run.gradients) == 0
+    found = fw.explain(run, bandwidth="10Gbps")
+    assert found.verdict.kind == "transport"
+    assert found.baseline_step_s == pytest.approx(8 * 4e-3, rel=0.01)
+    with pytest.raises(UsageError, match="whose collectives sum its gradients"):
+        fw.whatif(run, line_rate="10Gbps", buckets="ddp")
+
+
 def test_buckets_before_a_pass_that_is_marked_too_late_tell_of_no_split_layer(
     tmp_path: Path,
 ) -> None:
@@ -372,20 +416,16 @@ def test_a_trace_of_split_layers_without_all_sizes_is_refused(tmp_path: Path) ->
         fw.whatif(read(tmp_path), line_rate="100Gbps", bandwidth="200Gbps")
 
 
-@pytest.mark.parametrize("rate_gbps", [25, 100, 200, 400])
-def test_a_sharded_model_hides_its_gathers_between_as_it_did_and_as_it_could(
-    tmp_path: Path, rate_gbps: float
-) -> None:
+def test_a_grid_of_a_sharded_model_equals_its_points(tmp_path: Path) -> None:
     run = traced(tmp_path, sharded)
-    assert run.facts.buckets is None
-    assert len(run.gradients) == 2 * STEPS * LAYERS
     asked: dict[str, Any] = {"line_rate": "100Gbps", "transport": "measured"}
-    table = fw.whatif(run, **asked, bandwidth=f"{rate_gbps}Gbps")
-    step_s = played(sharded(), rate_gbps) * 1e-6
-    low_s, high_s = table.interval_s
-    assert low_s[0] <= step_s <= high_s[0]
-    if rate_gbps == 100:
-        assert table["step_s"][0] == pytest.approx(step_s, rel=0.01)
+    grid = fw.whatif(run, **asked, workers="2,4", bandwidth="50Gbps,200Gbps")
+    for row in range(4):
+        at: dict[str, Any] = {"workers": int(grid["workers"][row])}
+        at["bandwidth"] = float(grid["bandwidth_bps"][row])
+        point = fw.whatif(run, **asked, **at)
+        of_grid = [values[row] for values in (grid["step_s"], *grid.interval_s)]
+        assert of_grid == [values[0] for values in (point["step_s"], *point.interval_s)]
 
 
 def test_the_interval_of_a_sharded_model_is_its_own_beside_another_run(tmp_path: Path) -> None:

@@ -278,17 +278,21 @@ def about_links(
         yield LinkForEachRank(run=name, few=f"up to {max(fitting_one)} workers")
 
 
+_ALL = 0.995  # of the time beside communication, as it is printed
+
+
 class KernelsWereCompared(Finding):
     """How contention was estimated from the kernels of a trace."""
 
     template = (
         "Contention is estimated from kernels: beside communication they take {longer:.0%} longer "
         "than the same kernels alone. {compared:.0%} of the time beside communication is in "
-        "kernels that ran both ways. The rest is taken to be slowed alike."
+        "kernels that ran both ways.{has_rest:? The rest is taken to be slowed alike.}"
     )
 
     longer: float
     compared: float
+    has_rest: bool
 
 
 class KernelsNeverRanAlone(Finding):
@@ -311,7 +315,8 @@ def about_kernels(run: Run, account: Account) -> Iterator[Finding]:
         return
     if account.crowding.source == "kernels":
         slowed = np.median([share for _, share in run.facts.kernels_slowed_share or ()])
-        yield KernelsWereCompared(longer=float(slowed / max(1 - slowed, 0.01)), compared=compared)
+        longer, has_rest = float(slowed / max(1 - slowed, 0.01)), compared < _ALL
+        yield KernelsWereCompared(longer=longer, compared=compared, has_rest=has_rest)
     elif compared < LEAST_COMPARED:
         yield KernelsNeverRanAlone(compared=compared, least=LEAST_COMPARED)
 

@@ -26,17 +26,25 @@ def are_of_split_layers(
     step: Sequence[Hashable],
     is_before: NDArray[np.bool_],
     is_amidst: NDArray[np.bool_],
+    *,
+    as_many: bool = False,
 ) -> NDArray[np.bool_]:
     """Return which collectives are sums of split layers, by their group, operation and size.
 
     `is_before` marks those before the first backward pass of their step, and `is_amidst` those in
     a backward pass. Of the steps with such sums amidst, most have several before: one step whose
-    pass is marked too late tells nothing.
+    pass is marked too late tells nothing. On processors some sums of the step before may come in
+    the forward pass. So `as_many` asks for as many before as amidst, but for one: the first layer's
+    inputs need no gradients.
     """
     kinds = list(zip(group.tolist(), op.tolist(), size.tolist(), strict=True))
     before = Counter((kinds[row], step[row]) for row in np.flatnonzero(is_before).tolist())
-    steps_before = Counter(kind for (kind, _), count in before.items() if count > 1)
-    amidst = {(kinds[row], step[row]) for row in np.flatnonzero(is_amidst).tolist()}
+    amidst = Counter((kinds[row], step[row]) for row in np.flatnonzero(is_amidst).tolist())
+    steps_before = Counter(
+        key[0]
+        for key, count in before.items()
+        if count > 1 and (not as_many or count >= amidst[key] - 1)
+    )
     layers = {
         kind
         for kind, steps in Counter(kind for kind, _ in amidst).items()

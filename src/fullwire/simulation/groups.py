@@ -5,7 +5,7 @@ These are all ranks, or a group such as a model is split over.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,9 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.collectives.closed_form import sent_as
+from fullwire.run.intervals import covered_ns
+from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Spans, Whole
 from fullwire.run.split_layers import are_of_split_layers
 from fullwire.run.usual import local_steps_of
+from fullwire.simulation.beside_layers import Course
+
+AS_MANY = 0.05  # of a step's gradients: sums whose bytes differ by less hold all of them
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -34,11 +39,17 @@ class Others:
     issue_ns: tuple[int, ...] = ()  # after the backward pass began; 0 before, and its end after it
     are_gradients: bool = False  # summed by hand, in place of buckets
     sum_gradients: bool = False  # in another way, as shards are, in place of buckets too
+    course: Course | None = None  # on devices, of these ways
 
     @property
     def sent(self) -> tuple[str, ...]:
         """Return the operation whose messages the backend sends for each, which costs the time."""
         return tuple(sent_as(op, self.backend) for op in self.op)
+
+    @property
+    def kinds(self) -> list[tuple[str, int, int]]:
+        """Return for each the operation that is sent, its bytes, and its members."""
+        return list(zip(self.sent, self.bytes, self.members, strict=True))
 
     @property
     def shards(self) -> int:
@@ -86,8 +97,10 @@ class Others:
         )
 
     def _without(self, gone: Collection[int]) -> Others:
+        places = [place for place in range(len(self.op)) if place not in gone]
+
         def kept(values: tuple[Any, ...]) -> tuple[Any, ...]:
-            return tuple(value for place, value in enumerate(values) if place not in gone)
+            return tuple(values[place] for place in places)
 
         return replace(
             self,
@@ -96,6 +109,7 @@ class Others:
             members=kept(self.members),
             issue_ns=kept(self.issue_ns),
             awaited=kept(self.awaited),
+            course=self.course and self.course.of(places),
         )
 
 
@@ -125,6 +139,33 @@ def members_of(run: Run) -> dict[str, int]:
     }
 
 
+def summing_group(
+    sums: Collectives, members: Mapping[str, int], gradient_bytes: int, workers: int
+) -> str | None:
+    """Return the group of some ranks that more workers make larger.
+
+    It sums as many bytes as a rank's gradients have, so its ranks have the same part of a model.
+    Where it shards its sums and another group adds these up, more workers make the other one
+    larger: each has the same shards.
+    """
+    names, place = np.unique(sums.group.astype(str), return_inverse=True)
+    if not len(names):
+        return None
+    of_each = np.bincount(place.reshape(-1), sums.bytes, len(names))
+    nearest = int(np.abs(of_each - gradient_bytes).argmin())
+    name = str(names[nearest])
+
+    def are_near(wanted_bytes: float) -> NDArray[np.bool_]:
+        return np.asarray(np.abs(of_each - wanted_bytes) <= AS_MANY * wanted_bytes)
+
+    is_summing = bool(are_near(gradient_bytes)[nearest])
+    adds_up_shards = are_near(gradient_bytes / members[name])
+    adds_up_shards[nearest] = False
+    if adds_up_shards.any():
+        name = str(names[np.argmax(adds_up_shards)])
+    return name if is_summing and workers % members[name] == 0 else None
+
+
 def calling_ns_of(rows: Collectives, spans: Spans) -> int:
     """Return the time between collectives that are called one after another, computation aside.
 
@@ -137,6 +178,32 @@ def calling_ns_of(rows: Collectives, spans: Spans) -> int:
     over = np.searchsorted(np.sort(computing.end_ns), before_ns, side="right")
     pauses_ns = np.sort(np.maximum(after_ns - before_ns, 0)[begun == over])
     return int(pauses_ns[(len(pauses_ns) - 1) // 2]) * len(pauses_ns) if len(pauses_ns) else 0
+
+
+def shows_devices(run: Run) -> bool:
+    """Say whether a run has the devices' own times of computing and collectives, as a trace has."""
+    return run.provenance.origin == "imported" and not sums_on_processors(run)
+
+
+def exposed_by_rank(run: Run, rows: Collectives, ranks: Whole, numbers: Whole) -> Whole:
+    """Return by rank how long shards are exposed in a step on devices; all else counts as 0.
+
+    Another rank stands for one without computing, which gets the largest number.
+    """
+    computing = run.spans.rows(run.spans.lane == "compute")
+    has_none = ~np.isin(ranks, computing.rank)
+    if run.facts.buckets is not None or not shows_devices(run):
+        return has_none.astype(np.int64)
+    rows = rows.rows(np.isin(rows.step, numbers))
+    computing = computing.rows(np.isin(computing.step, numbers))
+    found = []
+    for rank in ranks:
+        mine, busy = rows.rows(rows.rank == rank), computing.rows(computing.rank == rank)
+        start_ns = np.append(mine.issue_ns, busy.start_ns)
+        end_ns = np.append(mine.end_ns, busy.end_ns)
+        found.append(covered_ns(start_ns, end_ns) - covered_ns(busy.start_ns, busy.end_ns))
+    exposed_ns = np.array(found, np.int64) // max(len(numbers), 1)
+    return np.where(has_none, exposed_ns.max(), exposed_ns)
 
 
 def are_awaited(rows: Collectives, spans: Spans) -> tuple[bool, ...]:
@@ -187,6 +254,29 @@ def splits_layers(run: Run, backwards: Spans) -> bool:
         return False
     if (rows.dtype == SIZE_UNKNOWN).any():
         return False
+    as_many = sums_on_processors(run)
+    return bool(_are_of_layers(rows, backwards, as_many=as_many).any())
+
+
+def share_for_layers(run: Run) -> float:
+    """Return the share of the bytes that layers wait for amidst computing.
+
+    They are in groups that a layer is split over, or go from one stage of a pipeline to the next.
+    """
+    rows = run.collectives.rows(run.collectives.step >= 0)
+    all_bytes = float(rows.bytes.sum(dtype=np.float64))
+    if not all_bytes:
+        return 0.0
+    backwards = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "backward"))
+    are_sums = _are_of_layers(rows, backwards, as_many=sums_on_processors(run))
+    is_of_layers = are_sums | np.isin(rows.op, ("send", "recv"))
+    splitting = set(rows.group[are_sums].tolist()) - {""}  # other groups may lack a name, too
+    is_of_layers |= np.array([name in splitting for name in rows.group.tolist()], bool)
+    return float(rows.bytes[is_of_layers].sum(dtype=np.float64)) / all_bytes
+
+
+def _are_of_layers(rows: Collectives, backwards: Spans, *, as_many: bool) -> NDArray[np.bool_]:
+    """Return which rows are sums of layers that are split over ranks."""
     columns = (backwards.rank, backwards.step, backwards.start_ns, backwards.end_ns)
     of_step = {
         (rank, step): (start, end) for rank, step, start, end in np.stack(columns, 1).tolist()
@@ -197,4 +287,4 @@ def splits_layers(run: Run, backwards: Spans) -> bool:
     is_before = rows.issue_ns < start_ns
     is_amidst = ~is_before & (rows.issue_ns <= end_ns)
     which = (rows.group, rows.op, rows.bytes, step)
-    return bool(are_of_split_layers(*which, is_before, is_amidst).any())
+    return are_of_split_layers(*which, is_before, is_amidst, as_many=as_many)

@@ -87,12 +87,11 @@ def interval_s(
         found = sweep(at_once, grid, crew=crew)
         ends_s = _of_one_kind(at_once, grid, found, calibration, crew)
         low_s, high_s = np.minimum(low_s, ends_s[0]), np.maximum(high_s, ends_s[1])
-    if any(each.is_on_devices and each.step.others.sum_gradients for each in subjects):
+    if any(map(_may_hide_shards, subjects)):
         # The hidden step is as unsure as the predicted one, and no shorter than a worker's own.
         sooner_s = predictions["step_s"] - with_shards_hidden_s(subjects, grid, predictions, crew)
         below = np.array([each.step.alone_off[0] for each in subjects])
-        t1_s = predictions.measures["baseline_step_s"]
-        least_s = np.reshape(t1_s * (1 - below.reshape(shaped(run=len(below)))), low_s.shape)
+        least_s = predictions["baseline_step_s"] * (1 - below[predictions.place("run")])
         low_s = np.minimum(low_s, np.maximum(low_s - np.maximum(sooner_s, 0.0), least_s))
     return low_s, high_s
 
@@ -102,9 +101,9 @@ def with_shards_hidden_s(
 ) -> Floats:
     """Return the steps whose gathers and scatters of shards hide as long as they can.
 
-    On devices a gather goes ahead of the layer that needs it. A trace tells how long collectives
-    were hidden, and not how long they could be: at most as long as a worker computes. Shorter ones
-    hide as long as they did. Longer ones leave the step no shorter than it was.
+    On devices a gather goes ahead of the layer that needs it. A recording tells how long
+    collectives were hidden, and not how long they could be: at most as long as a worker computes.
+    Shorter ones hide as long as they did. Longer ones leave the step no shorter than it was.
     """
 
     def hidden_s(*, is_longest: bool) -> Floats:
@@ -114,7 +113,7 @@ def with_shards_hidden_s(
             room_ns = max(others.total_ns - others.exposed_ns, 0)
             if is_longest:
                 room_ns = max(room_ns, each.step.alone_ns)
-            if each.is_on_devices and others.sum_gradients:
+            if _may_hide_shards(each):
                 others = replace(others, total_ns=room_ns, exposed_ns=0)
             changed.append(replace(each, step=replace(each.step, others=others)))
         return sweep(changed, grid, crew=crew).measures["step_s"]
@@ -124,6 +123,12 @@ def with_shards_hidden_s(
     is_shorter = predictions.measures["step_s"] < measured_s
     longest_s = np.maximum(hidden_s(is_longest=True), measured_s)
     return np.asarray(np.where(is_shorter, hidden_s(is_longest=False), longest_s)).reshape(-1)
+
+
+def _may_hide_shards(subject: Subject) -> bool:
+    """Say whether shards hide behind a device's computing, and no trace tells how long they can."""
+    others = subject.step.others
+    return subject.is_on_devices and others.sum_gradients and others.course is None
 
 
 def rests_on_least(subjects: Sequence[Subject], grid: Grid) -> tuple[int, ...]:

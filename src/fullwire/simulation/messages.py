@@ -364,14 +364,17 @@ class Messages:
     ) -> tuple[Floats, Floats]:
         """Return how long collectives that are no buckets are exposed, and how long they take.
 
-        The exposed share is as recorded, but no more time hides behind computation than in the
-        recording.
+        Where a trace tells when layers need them, they are played. Else the exposed share is as
+        recorded, but no more time hides behind computation than in the recording.
         """
-        total_s = running_sum(
-            other.count * each_s
-            for other, each_s in self._each_other_s(chosen, rate_bps, transport)
-        )
         others = self.subject.step.others
+        of_kinds = list(self._each_other_s(chosen, rate_bps, transport))
+        total_s = running_sum(other.count * each_s for other, each_s in of_kinds)
+        if others.course is not None:
+            of_kind = {other.kind: each_s for other, each_s in of_kinds}
+            each_s = [of_kind[kind] for kind in others.kinds]
+            own_s = self.subject.step.step_ns * 1e-9
+            return others.course.stalled_s(each_s, own_s), total_s
         hidden_s = np.maximum(others.total_ns - others.exposed_ns, 0) * 1e-9
         share = others.exposed_ns / max(others.total_ns, 1)
         return np.asarray(np.maximum(share * total_s, total_s - hidden_s)), total_s
@@ -405,8 +408,7 @@ class Messages:
             for other, each_s in self._each_other_s(whole, rate_bps, transport)
         }
         others = step.others
-        kinds = zip(others.sent, others.bytes, others.members, strict=True)
-        each_s = np.array([of_kind[kind] for kind in kinds])
+        each_s = np.array([of_kind[kind] for kind in others.kinds])
         exposed_s, total_s = (
             float(of_all[0, 0, 0]) for of_all in self._others_s(whole, rate_bps, transport)
         )
@@ -567,8 +569,7 @@ def _others(
     others = subject.step.others
     if others.are_gradients:  # they are the messages
         return
-    kinds = Counter(zip(others.sent, others.bytes, others.members, strict=True))
-    for (op, size, members), count in kinds.items():
+    for (op, size, members), count in Counter(others.kinds).items():
         cost_of = {
             among: recorded_cost(op, ranks_among(members, among), size, subject.adds)
             for among in set(workers)

@@ -36,7 +36,18 @@ from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
 from fullwire.run.usual import local_steps_of, means_of_rounds, shared_steps
 from fullwire.simulation import groups
-from fullwire.simulation.groups import Others, are_awaited, are_buckets, calling_ns_of, members_of
+from fullwire.simulation.beside_layers import course_of
+from fullwire.simulation.groups import (
+    AS_MANY,
+    Others,
+    are_awaited,
+    are_buckets,
+    calling_ns_of,
+    exposed_by_rank,
+    members_of,
+    shows_devices,
+    summing_group,
+)
 from fullwire.simulation.step import Step
 
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
@@ -44,7 +55,6 @@ MOST_BYTES = 2**50  # of one gradient
 _SENT_BY_OUR_HOOK = ("allreduce", "alltoall", "allgather")
 _BUCKET_LEAVES_NS = 5_000_000  # after its last gradient, at the latest: it may be copied first
 _LOOKED_AT = 20  # steps, for how long other collectives are exposed
-_AS_MANY = 0.05  # of a step's gradients: buckets whose bytes differ by less hold all of them
 
 # The marks that a what-if needs, and how PyTorch's profiler writes them.
 _NEEDED = {
@@ -83,6 +93,7 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
     apart_ns = others.exposed_ns + sent.amidst_ns + sent.unpacking_ns  # of the step, with others
     waited_ns = _waited_ns(run, table)  # for ranks that are not in the run
     alone_ns = table.computed_ns - table.start_ns + tail_ns - apart_ns - waited_ns
+    alone_ns = alone_ns - sent.more_exposed_ns
     # Take the lower median of the ranks in each step: another rank may be late in each.
     usual_rank_ns = np.sort(alone_ns, axis=0)[(len(alone_ns) - 1) // 2]
     step_ns = table.mean_of_rounds_ns(run, usual_rank_ns) if in_rounds else middle(usual_rank_ns)
@@ -330,6 +341,7 @@ class _Sent:
 
     bucket_end_ns: Whole
     others: Others = field(default_factory=Others)
+    more_exposed_ns: Whole | int = 0  # of each rank's shards, than those of `others`
     shards: int = 1
     are_amidst: bool = False  # the first bucket leaves in the backward pass, as gradients do
     share: float = 1.0
@@ -376,13 +388,16 @@ def _communication(run: Run, table: _Steps, workers: int, sends: Sending) -> _Se
     np.maximum.at(none, tuple(axis[is_bucket] for axis in place), rows.end_ns[is_bucket])
     members = members_of(run)
     among = [members[name] for name in set(rows.group[is_bucket].astype(str).tolist())]
-    others = _others(run, rows, is_bucket, table, members)
+    exposed_ns = exposed_by_rank(run, rows, table.ranks, table.numbers[table.looked_at])
+    rank = table.ranks[np.argmin(exposed_ns)]  # all ranks wait for this one
+    others = _others(run, rows, is_bucket, table, members, rank)
+    more_ns = (exposed_ns - exposed_ns.min())[:, None] if others.course is not None else 0
     leaves_ns = np.full(table.end_ns.shape, MOST_NS, np.int64)
     np.minimum.at(leaves_ns, tuple(axis[is_bucket] for axis in place), rows.issue_ns[is_bucket])
     is_amidst = (leaves_ns < table.computed_ns)[leaves_ns < MOST_NS]
     are_amidst = bool(2 * is_amidst.sum() > len(is_amidst))
     shards = max(1, workers // max(among, default=workers), others.shards)
-    sent = _Sent(none, others, shards, are_amidst)
+    sent = _Sent(none, others, more_ns, shards, are_amidst)
     if run.facts.hook is not None and sends != "nothing":
         return _by_hook(run, sent, rows.rows(is_bucket), table)
     buckets = _other_than_gradients(rows.rows(is_bucket), table)
@@ -406,7 +421,7 @@ def _other_than_gradients(buckets: Collectives, table: _Steps) -> tuple[Whole, W
     mine = mine.rows(np.isin(place, alike))
     sizes = mine.bytes.reshape(len(alike), usual)[len(alike) // 2]
     whole_bytes = int(table.bytes.sum())
-    if not usual or abs(int(sizes.sum()) - whole_bytes) <= _AS_MANY * whole_bytes:
+    if not usual or abs(int(sizes.sum()) - whole_bytes) <= AS_MANY * whole_bytes:
         return None
     begin_ns = table.backward_ns[0, alike]
     return alike, mine.issue_ns.reshape(len(alike), usual) - begin_ns[:, None], sizes
@@ -473,10 +488,8 @@ def _others(
     is_bucket: NDArray[np.bool_],
     table: _Steps,
     members: Mapping[str, int],
+    rank: int,
 ) -> Others:
-    busy_ranks = run.spans.rank[run.spans.lane == "compute"]  # all, or some that stand for all
-    known = table.ranks[np.isin(table.ranks, busy_ranks)]
-    rank = known[0] if len(known) else table.ranks[0]
     buckets = rows.rows((rows.rank == rank) & is_bucket)
     rows = rows.rows((rows.rank == rank) & ~is_bucket)
     if not len(rows):
@@ -518,10 +531,11 @@ def _others(
     sum_gradients = run.facts.buckets is None and sums_all
     workers = _workers(run)
     by_hand = set(usual.op.tolist()) == {"allreduce"} and set(among) == {workers}
+    of_step_ns = int(table.start_ns[place]), int(table.end_ns[place])
     growing = None
     if sum_gradients and not by_hand:
         sums = usual.rows(is_sum & (usual.issue_ns >= table.backward_ns[place]))
-        growing = _summing_group(sums, members, int(table.bytes.sum()), workers)
+        growing = summing_group(sums, members, int(table.bytes.sum()), workers)
     return Others(
         op=tuple(usual.op.tolist()),
         backend=run.facts.backend,
@@ -537,30 +551,10 @@ def _others(
         issue_ns=tuple((within_ns - table.backward_ns[place]).tolist()),
         are_gradients=sum_gradients and by_hand,
         sum_gradients=sum_gradients and not by_hand,
+        course=course_of(run, usual, of_step_ns, int(table.computed_ns[place]))
+        if sum_gradients and not by_hand and shows_devices(run)
+        else None,
     )
-
-
-def _summing_group(
-    sums: Collectives, members: Mapping[str, int], gradient_bytes: int, workers: int
-) -> str | None:
-    """Return the group of some ranks that sums as many bytes as a rank's gradients have.
-
-    Such a group has the ranks with the same part of a model, and more workers make it larger. Where
-    it shards its sums and another group adds these up, more workers make the other one larger.
-    """
-    names, place = np.unique(sums.group.astype(str), return_inverse=True)
-    if not len(names):
-        return None
-    of_each = np.bincount(place.reshape(-1), sums.bytes, len(names))
-    nearest = int(np.abs(of_each - gradient_bytes).argmin())
-    name = str(names[nearest])
-
-    def are_near(wanted_bytes: float) -> NDArray[np.bool_]:
-        return np.asarray(np.abs(of_each - wanted_bytes) <= _AS_MANY * wanted_bytes)
-
-    adds_up_shards = np.delete(are_near(gradient_bytes / members[name]), nearest).any()
-    is_summing = are_near(gradient_bytes)[nearest] and workers % members[name] == 0
-    return name if is_summing and not adds_up_shards else None
 
 
 def _both(first: tuple[Whole, Whole], second: tuple[Whole, Whole]) -> tuple[Whole, Whole]:

@@ -11,8 +11,10 @@ from fullwire.findings.case import (
 )
 from fullwire.findings.finding import Amount, Finding
 from fullwire.findings.verdicts import Blame, VerdictKind, register
+from fullwire.simulation.groups import share_for_layers
 from fullwire.timeline.account import Part
 
+_MOSTLY = 0.5  # of the bytes
 _NO_OTHER_LOSS = (Part.COMPUTE.key, Part.LINE_RATE.key, Part.LATENCY.key, Part.TRANSPORT.key)
 
 
@@ -42,12 +44,15 @@ def is_used_too_late(case: Case) -> bool:
 
     As a rule, the line has to limit the transfers. If hardly any communication was overlapped, it
     began too late on any line. If a prediction gains nothing from beginning sooner, the bytes begin
-    in time. A plan's step holds only what computing cannot hide, so that nothing there is late.
+    in time. A plan's step holds only what computing cannot hide, so that nothing there is late. A
+    layer that is split over ranks, or a stage of a pipeline, computes only after its transfers.
     """
     account = case.account
     if case.gains_by_sooner is False or case.run.provenance.is_plan:
         return False
     if case.floor_s > unhidden_compute_s(account):
+        return False
+    if share_for_layers(case.run) > _MOSTLY:
         return False
     hidden_s = float(account.overlapped_ns[:, account.is_typical].mean()) * 1e-9
     together_s = hidden_s + exposed_transfer_s(account)

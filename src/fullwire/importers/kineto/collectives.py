@@ -389,14 +389,14 @@ def sent_backward(
         is_before = is_inside & (issued_ns < launches[0][place])
         is_sum = is_inside & ~is_before & np.isin(found.op, ("allreduce", "reducescatter"))
         is_sum &= issued_ns <= np.minimum(launches[1], 2**62)[place] + _HANDED_OVER_NS
-        if backward.launched_ns is not None:
-            which = (found.group, found.op, found.bytes, found.step.tolist())
-            is_layers = are_of_split_layers(*which, is_before, is_sum)
-            is_scatter = found.op == "reducescatter"
-            # A group that scatters activations scatters no gradients.
-            of_layers = set(found.group[is_layers & is_scatter].tolist())
-            is_layers |= is_scatter & np.array([name in of_layers for name in found.group], bool)
-            is_sum &= ~is_layers
+        which = (found.group, found.op, found.bytes, found.step.tolist())
+        on_processors = backward.launched_ns is None
+        is_layers = are_of_split_layers(*which, is_before, is_sum, as_many=on_processors)
+        is_scatter = found.op == "reducescatter"
+        # A group that scatters activations scatters no gradients.
+        of_layers = set(found.group[is_layers & is_scatter].tolist())
+        is_layers |= is_scatter & np.array([name in of_layers for name in found.group], bool)
+        is_sum &= ~is_layers
     is_bucket = is_sum & (found.op == "allreduce")
     is_sharded = are_scattered(found, is_bucket, is_sum & ~is_bucket)
     rows = np.flatnonzero(is_sum & ~is_bucket if is_sharded else is_bucket)

@@ -101,7 +101,7 @@ class Trace:
     groups: Mapping[str, int]  # ranks of the largest group with each description
     group_names: Mapping[str, str]  # descriptions by the name that collectives bear
     shaped: tuple[Shaped, ...]
-    waits_ns: tuple[Whole, Whole]  # of FSDP's hooks on the processor
+    waits_ns: tuple[Whole, Whole]  # of the processor for collectives
     gathered: Mapping[int, int]  # elements of a whole gathering by those of a rank's part
 
     @property
@@ -142,6 +142,7 @@ _KERNEL = re.compile(
 )
 MOST_US = 2.0e15  # 64 years, as for the scanner; a longer time is damage
 _TELLS_SHAPES = b'"Input Dims"'
+_HAS_NO_DEVICE = re.compile(rb'"deviceProperties"\s*:\s*\[\s*\]')
 _BLOCK_BYTES = 2**20
 WAIT = "_c10d_functional::wait_tensor"
 DISPATCH = "dispatch"  # a wrapper, without the operations within it
@@ -159,12 +160,15 @@ class _Shapes:
     _waiting: bytearray = field(default_factory=bytearray)
     _before: bytes = b""  # the last chunk without shapes: an event may begin in it
     _tells: bool = False
+    _collects: bool = False
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes; none is the end. The last event waits for the next ones."""
         if not self._tells:  # most traces lack shapes, and cost only this search
             self._tells = _TELLS_SHAPES in chunk
-            if not self._tells:
+            # On a processor operations wait, with or without shapes.
+            self._collects |= self._tells or _HAS_NO_DEVICE.search(chunk) is not None
+            if not self._collects:
                 self._before = chunk
                 return
             self._waiting += self._before
@@ -206,22 +210,28 @@ class _Shapes:
         return {part: min(found) for part, found in wholes.items() if len(found) == 1}
 
     def waits_ns(self) -> tuple[Whole, Whole]:
-        """Return when FSDP's hooks waited for collectives: they ran none of the operations here.
+        """Return when the processor waited for collectives, in FSDP's hooks or for a tensor.
 
-        Casts and sums in a hook are not among these, and count as waiting. They are short.
+        A hook waits where it runs none of the operations here. Casts and sums in it are not among
+        these, and count as waiting. They are short.
         """
 
-        def union_of(*, hooks: bool) -> tuple[Whole, Whole]:
-            chosen = [each for each in self.operators if _is_hook(each) == hooks]
+        def union_of(chosen: list[_Operator]) -> tuple[Whole, Whole]:
             start_ns = np.array([round(each.ts * 1000) for each in chosen], np.int64)
             lasted_ns = np.array([round(each.dur * 1000) for each in chosen], np.int64)
             return union(start_ns, start_ns + lasted_ns)
 
-        hooks_ns = union_of(hooks=True)
-        return without(hooks_ns, union_of(hooks=False)) if len(hooks_ns[0]) else hooks_ns
+        hooks_ns = union_of([each for each in self.operators if _is_hook(each)])
+        waits_ns = union_of([each for each in self.operators if each.name == WAIT])
+        if len(hooks_ns[0]):
+            others_ns = union_of([each for each in self.operators if not _is_hook(each)])
+            hooks_ns = without(hooks_ns, others_ns)
+        return union(np.append(hooks_ns[0], waits_ns[0]), np.append(hooks_ns[1], waits_ns[1]))
 
     def shaped(self) -> Iterator[Shaped]:
         """Yield the operations. A wrapper is `dispatch`; an optimizer's step is one operation."""
+        if not self._tells:
+            return
         order = sorted(
             (operator for operator in self.operators if not _is_hook(operator)),
             key=lambda operator: (str(operator.tid), operator.ts, -operator.dur),

@@ -1,0 +1,175 @@
+"""Gathers and scatters of shards beside the layers that need them: traces played at other rates."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fullwire as fw
+from fullwire.importers import read
+from fullwire.run.run import Provenance, Run
+from fullwire.simulation.typical import typical_step
+from tests.unit.test_kineto import GEMM, Job, reduced
+from tests.unit.test_traced_gradients import (
+    BACKWARD,
+    KERNELS,
+    LAYERS,
+    SIZE,
+    STEPS,
+    Part,
+    played,
+    sharded,
+    traced,
+)
+
+MEASURED: dict[str, Any] = {"line_rate": "100Gbps", "transport": "measured"}
+
+
+def gathered_late() -> Iterator[Part]:
+    """Yield a step that gathers each layer when it begins, behind the scatter of the one before."""
+    for is_backward in (False, True):
+        for layer in range(LAYERS):
+            yield "send", "_allgather_base", "1", (is_backward, layer)
+            yield "wait", (is_backward, layer)
+            yield "work", is_backward, 400 if is_backward else 200
+            if is_backward:
+                yield "send", "_reduce_scatter_base", "1", "gradients"
+    yield "wait", "gradients"
+    yield "work", False, 50
+
+
+def of_unlike_layers() -> Iterator[Part]:
+    """Yield a sharded step whose layers have a third, once and twice the work."""
+    times = iter([1 / 3, 1, 2, 1, 1, 2, 1, 1 / 3])
+    for part in sharded():
+        is_layer = part[0] == "work" and part[2] > 50
+        yield (*part[:2], part[2] * next(times)) if is_layer else part
+
+
+PARTS = {"ahead": sharded, "late": gathered_late, "unlike": of_unlike_layers}
+
+
+@pytest.mark.parametrize("recorded_gbps", [40, 100])
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_a_faster_link_hides_what_the_layers_leave_room_for(
+    tmp_path: Path, parts: Any, recorded_gbps: int
+) -> None:
+    run = traced(tmp_path, parts, recorded_gbps)
+    rates_gbps = (25, recorded_gbps, 60, 200, 400)
+    asked = MEASURED | {"line_rate": f"{recorded_gbps}Gbps"}
+    table = fw.whatif(run, **asked, bandwidth=[f"{rate}Gbps" for rate in rates_gbps])
+    for row, rate_gbps in enumerate(rates_gbps):
+        step_s = played(parts(), rate_gbps) * 1e-6
+        assert table["step_s"][row] == pytest.approx(step_s, rel=0.06)
+        low_s, high_s = (ends[row] for ends in table.interval_s)
+        assert low_s <= step_s <= high_s
+
+
+def test_a_recording_without_the_devices_own_times_has_an_interval_for_all_that_may_hide(
+    tmp_path: Path,
+) -> None:
+    run = traced(tmp_path, sharded, 40)
+    recorded = dataclasses.replace(run, provenance=Provenance(origin="measured", source="job"))
+    step = typical_step(recorded)
+    assert step.others.sum_gradients
+    assert step.others.course is None
+    table = fw.whatif(recorded, line_rate="40Gbps", transport="measured", bandwidth="100Gbps")
+    step_s = played(sharded(), 100) * 1e-6
+    assert table["step_s"][0] > 1.05 * step_s
+    low_s, high_s = table.interval_s
+    assert low_s[0] <= step_s <= high_s[0]
+
+
+def in_lockstep(where: Path, times: tuple[float, float], gather_us: float) -> float:
+    """Write the traces of two ranks that compute so many times as long as usual.
+
+    Each layer waits for its gather. Return the length of a step in microseconds.
+    """
+    jobs, began, together = [Job(rank) for rank in (0, 1)], 0.0, 0.0
+    layers = [(False, 200)] * LAYERS + [(True, 400)] * LAYERS
+    for number in range(STEPS):
+        began, now = together, [together, together]
+        launch = began
+        for is_backward, long_us in layers:
+            ops = ["_allgather_base", "_reduce_scatter_base"][: 1 + is_backward]
+            for op in ops:
+                end = max(now) + gather_us
+                for rank, job in enumerate(jobs):
+                    more = {"In msg nelems": SIZE // 8} if op == ops[0] else {}
+                    more |= {"Out msg nelems": SIZE // 8} if op != ops[0] else {}
+                    args = reduced(SIZE // 4, "1") | {"Collective name": op} | more
+                    job.kernel(KERNELS[op], now[rank], end, launch=launch, stream=9, **args)
+                    now[rank] = end
+                    if op == ops[0]:
+                        of_layer = end + long_us * times[rank]
+                        job.kernel(GEMM, end, of_layer, launch=launch + 0.2)
+                        if is_backward:
+                            mark = launch + 0.1, launch + 1
+                            job.event("cpu_op", BACKWARD, *mark, tid=1)
+                        now[rank] = of_layer
+                launch += 1.5
+        together = max(now)
+        for job in jobs:
+            job.step(number, began, together)
+    for rank, job in enumerate(jobs):
+        job.write(where / f"{rank}.json")
+    return together - began
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_late_rank_stays_late_on_a_faster_link(tmp_path: Path, late: int) -> None:
+    times = (1.3, 1.0) if late == 0 else (1.0, 1.3)
+    for place in ("before", "after"):
+        (tmp_path / place).mkdir()
+    in_lockstep(tmp_path / "before", times, 160)
+    step_us = in_lockstep(tmp_path / "after", times, 40)
+    table = fw.whatif(read(tmp_path / "before"), **MEASURED, bandwidth="400Gbps")
+    assert table["step_s"][0] == pytest.approx(step_us * 1e-6, rel=0.03)
+
+
+def hybrid() -> Iterator[Part]:
+    """Yield a sharded step in which another group adds up the shards."""
+    for part in sharded():
+        yield part
+        if part[:2] == ("send", "_reduce_scatter_base"):
+            yield "wait", "gradients"
+            yield "send", "allreduce", "2", "gradients", SIZE // 2
+
+
+def test_a_sum_of_shards_waits_for_the_scatter_that_it_adds_up(tmp_path: Path) -> None:
+    others = typical_step(traced(tmp_path, hybrid)).others
+    assert others.course is not None
+    issued = {place: share for share, place, is_needed in others.course.events if not is_needed}
+    scatters = [issued[place] for place, op in enumerate(others.op) if op == "reducescatter"]
+    assert [issued[place] for place, op in enumerate(others.op) if op == "allreduce"] == scatters
+
+
+def test_the_course_of_some_collectives_leaves_out_the_events_of_others(tmp_path: Path) -> None:
+    others = typical_step(traced(tmp_path, sharded)).others
+    assert others.course is not None
+    last = len(others.op) - 1
+    joined = others.joined([last - 1, last])
+    assert joined.course is not None
+    assert {place for _, place, _ in joined.course.events} == set(range(last))
+    each_s = [np.array(1e-4)] * last
+    assert joined.course.stalled_s(each_s, 1e-3) >= 0
+
+
+def of_one_rank(run: Run) -> Run:
+    tables = {
+        name: getattr(run, name).rows(getattr(run, name).rank == 0)
+        for name in ("spans", "gradients", "collectives")
+    }
+    return dataclasses.replace(run, **tables)
+
+
+def test_a_rank_without_computing_paces_no_others(tmp_path: Path) -> None:
+    run = traced(tmp_path, sharded)
+    spans = run.spans.rows((run.spans.rank == 0) | (run.spans.lane == "host"))
+    step = typical_step(dataclasses.replace(run, spans=spans))
+    assert step.others.exposed_ns == typical_step(of_one_rank(run)).others.exposed_ns
