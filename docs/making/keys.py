@@ -188,6 +188,10 @@ MEANINGS: Mapping[str, str] = {
     "its protocols alone then give the time.",
     "may_take": "Another algorithm, where the tables leave open whether the library has a tree. "
     "The interval holds its time, too.",
+    "may_add": "Another algorithm, where nothing tells whether the switches in the nodes add. The "
+    "interval holds its time, too.",
+    "pair_is_open": "Whether nothing tells if an all-reduce of two nodes sends half as much as one "
+    "of more nodes. The interval holds both answers.",
     "rests_on_least": "Whether the time is by a rate within a node that may be higher. Then the "
     "interval reaches down to the fastest known links.",
     # ---- plan

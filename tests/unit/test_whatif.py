@@ -16,7 +16,7 @@ import fullwire as fw
 from fullwire.answers.whatif import WhatIf
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.measured import Measured
-from fullwire.collectives.library import USUAL_PROTOCOLS
+from fullwire.collectives.usual import USUAL_PROTOCOLS
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.importers import read
 from fullwire.run.facts import Facts, FactValue

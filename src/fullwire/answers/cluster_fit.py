@@ -21,18 +21,16 @@ from fullwire.collectives.fitting import (
     LEAST_BYTES,
     Residual,
     Table,
-    are_slow_beside,
     fitted,
     residuals,
 )
 from fullwire.collectives.library import (
     FITTED_OPS,
-    USUAL_PROTOCOLS,
-    USUAL_TREE_SHARE,
     library_time,
     needs,
     with_large,
 )
+from fullwire.collectives.usual import USUAL_PROTOCOLS, USUAL_TREE_SHARE, are_slow_beside
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import beginning_of, name_of, opened_plain, path_of
 from fullwire.findings.collective import (

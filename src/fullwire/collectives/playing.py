@@ -56,7 +56,9 @@ class CollectiveTime(Result):
     for `busiest_share` of the time. `tables_lack` names the operation, the nodes or the sizes of
     which the cluster has no table. The protocols that were fitted to its other tables then give the
     time. `may_take` names another algorithm, where the tables leave open whether the library has a
-    tree. The interval holds its time, too. With `rests_on_least` the links within a node may be
+    tree, and `may_add` one where nothing tells whether the switches in the nodes add. The interval
+    holds their times, too. With `pair_is_open` it also holds both answers to the question whether
+    two nodes send half as much as more do. With `rests_on_least` the links within a node may be
     faster than the cluster says.
     """
 
@@ -81,6 +83,8 @@ class CollectiveTime(Result):
     interval: Between | None = None
     tables_lack: tuple[str, ...] = ()
     may_take: str | None = None
+    may_add: str | None = None
+    pair_is_open: bool = False
     rests_on_least: bool = False
 
     def _in_short(self) -> Iterator[str]:

@@ -60,6 +60,27 @@ class MayTakeAnother(Finding):
     algorithm: str
 
 
+class MayAdd(Finding):
+    """Nothing tells whether the library lets the switches in the nodes add."""
+
+    template = (
+        "Nothing tells whether this library lets the switches in the nodes add. It may take "
+        "{algorithm} instead, and the interval holds both. Tables of one node tell it, or "
+        "inside.adds."
+    )
+
+    algorithm: str
+
+
+class PairIsOpen(Finding):
+    """Nothing tells what an all-reduce of two nodes sends, beside one of more nodes."""
+
+    template = (
+        "Nothing tells whether an all-reduce of two nodes sends half as much here as one of more "
+        "nodes. The interval holds both. Tables of two nodes and of more, together, mostly tell it."
+    )
+
+
 class RestsOnLeastRate(Finding):
     """The rate within a node comes from tables of several nodes, and may be higher."""
 
@@ -301,6 +322,10 @@ def collective_findings(result: CollectiveTime) -> Iterator[Finding]:
         yield ExpectedBetween(low_s=result.interval.low_s, high_s=result.interval.high_s)
     if result.may_take is not None:
         yield MayTakeAnother(algorithm=result.may_take)
+    if result.may_add is not None:
+        yield MayAdd(algorithm=result.may_add)
+    if result.pair_is_open:
+        yield PairIsOpen()
     if result.rests_on_least:
         yield RestsOnLeastRate()
     if result.level == "usual" and result.workers > 1:
