@@ -162,6 +162,45 @@ def test_tables_of_two_nodes_and_of_more_tell_how_much_a_tree_of_two_sends(
         assert share > 0.9
 
 
+@pytest.mark.parametrize("rates", [*HELD_UP, WITHOUT_ADDING, BALANCED])
+def test_tables_of_one_node_say_nothing_of_nics_and_so_do_intervals(
+    rates: tuple[float, float],
+) -> None:
+    found = a_fit(rates, (4, 8))
+    for workers in (16, 24, 128):
+        assert judged(found, workers, rates)[1] == 1
+    asked: dict[str, Any] = {"bytes": "1GiB", "cluster": found}
+    said = fw.collective("allreduce", workers=64, **asked)
+    assert said.open_of_nics == "rate"
+    assert "rate of the NICs is a guess" in " ".join(sentences([*collective_findings(said)]))
+    assert fw.collective("allreduce", workers=8, **asked).open_of_nics is None
+    stated = fw.collective("allreduce", workers=64, bandwidth="100Gbps", **asked)
+    assert stated.open_of_nics is None
+    assert described(as_toml(found), "fitted.toml") == found
+
+
+@pytest.mark.parametrize("gathered", [(), (8, 32)])
+@pytest.mark.parametrize("rates", HELD_UP)
+def test_tables_of_full_nodes_do_not_tell_how_many_nics_a_last_node_uses(
+    rates: tuple[float, float], gathered: tuple[int, ...]
+) -> None:
+    """Four devices of the last node may have all NICs of a node, or half of them."""
+    inside, nics = rates
+    found = a_fit(rates, (8, 32), gathered=gathered)
+    for op in ("allreduce", "allgather") if gathered else ("allreduce",):
+        for bytes_s in (nics, nics / 2):
+            for size in SIZES[6:]:
+                said = library_time(op, found, size, 36)
+                assert said.low_s <= true_s(op, size, 36, (inside, bytes_s)) <= said.high_s
+    said_of_part, said_of_full = (
+        fw.collective("allreduce", bytes="1GiB", workers=workers, cluster=found)
+        for workers in (36, 40)
+    )
+    assert (said_of_part.open_of_nics, said_of_full.open_of_nics) == ("count", None)
+    told = " ".join(sentences([*collective_findings(said_of_part)]))
+    assert "The last node is partly filled" in told
+
+
 def test_links_in_a_node_may_hide_slow_nics_and_the_interval_says_so() -> None:
     """Two nodes take as long with NICs of half the rate, because the links in a node hold both."""
     inside, nics = BALANCED

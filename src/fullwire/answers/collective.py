@@ -360,6 +360,7 @@ def _by_library(
         may_take=library.may_take,
         may_add=library.may_add,
         pair_is_open=library.pair_is_open,
+        open_of_nics=library.open_of_nics,
         rests_on_least=library.rests_on_least,
         interval=Between(low_s=library.low_s, high_s=library.high_s),
     )
@@ -389,7 +390,7 @@ def _where(
         )
     nics = where.nics
     if bandwidth is not None:
-        nics = replace(nics, rate_bps=rate(bandwidth))
+        nics = replace(nics, rate_bps=rate(bandwidth), of_tables=False)
     if latency is not None:
         nics = replace(nics, latency_s=read_latency(latency))
     where = replace(where, nics=nics)

@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -45,6 +46,7 @@ from fullwire.collectives.usual import (
 from fullwire.errors import UsageError
 from fullwire.units import show_bytes
 
+OpenOfNics: TypeAlias = Literal["rate", "count"]
 FITTED_OPS = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
 _REACH = 3.0  # doublings of the device count over which a table's effect fades to 1/e
 _CLEARLY = 0.8  # of the distance: tables then follow a device's share and not the whole size
@@ -63,6 +65,7 @@ _OF_DOUBLING, _OF_OTHER_OP, _OF_OTHER_SIDE = 0.06, 0.12, 0.3
 _OF_OTHER_SIZE, _MOST_UNSETTLED = 0.15, 1.0  # and so many such doublings are told
 _SMALL_BYTES, _OF_SMALL, _OF_SMALL_AND_USUAL = 2**22, 0.1, 0.35
 _WIDTH = 1.8  # standard deviations on each side
+FASTEST_NIC_BPS, SLOWEST_NIC_BPS = 400e9, 10e9  # of unknown ones: one a device, or one a node
 _TOLD_APART = 0.1  # of the logarithm of a time: fits that are this close have one answer
 _OF_CLOUD_S = 120e-6  # Networks of clouds take so much longer between nodes. A table tells.
 _QUICKER, _LEAST_FILLED = 0.9, 0.55  # of the time that links allow, of their rate
@@ -118,6 +121,7 @@ class LibraryTime:
     may_take: str | None = None  # another algorithm, if the tables leave a tree open
     may_add: str | None = None  # another one, if nothing tells whether switches in the nodes add
     pair_is_open: bool = False  # whether two nodes send half as much as more do
+    open_of_nics: OpenOfNics | None = None  # what no table tells of them
     rests_on_least: bool = False  # on a rate within a node that is only known to be reached
 
 
@@ -387,26 +391,55 @@ def _time_by(
     sizes = [float(max(size_bytes, 1))]
     ways, times_s = ways_s(measured, of_algorithms, sizes)
     best = int(np.argmin(times_s[:, 0]))
-    algorithm, protocol = ways[best]
-    time_s = float(times_s[best, 0] * beside_protocols(measured, op, cluster, workers, sizes)[0])
+    way, protocol = ways[best]
+    beside = float(beside_protocols(measured, op, cluster, workers, sizes)[0])
+    time_s = float(times_s[best, 0]) * beside
     unsettled = doublings_outside(measured, op, cluster, max(size_bytes, 1), workers)
     off = math.exp(_WIDTH * _spread(measured, op, cluster, size_bytes, workers, unsettled))
-    may_be_cloud = cluster.measured is None and workers > cluster.devices_per_node
-    inside_s, between_s = of_algorithms[algorithm].byte_s(measured, protocol)
-    low_s = time_s / off
+    open_of_nics, ends = nics_left_open(cluster, workers)
+    is_unknown = cluster.measured is None or open_of_nics == "rate"
+    may_be_cloud = is_unknown and workers > cluster.devices_per_node
+    inside_s, between_s = of_algorithms[way].byte_s(measured, protocol)
+    low_s, high_s = time_s / off, time_s * off
+    for end in ends:
+        among = needs(op, end, workers, measured)
+        among = among if algorithm is None else {algorithm: among[algorithm]}
+        end_s = float(ways_s(measured, among, sizes)[1].min()) * beside
+        low_s, high_s = min(low_s, end_s / off), max(high_s, end_s * off)
     if rests_on_least := rests_on_least_rate(op, cluster, workers):
         among = needs(op, with_fastest_inside(cluster), workers)
         low_s = min(low_s, float(ways_s(measured, among, sizes)[1].min()) / off)
     return LibraryTime(
-        algorithm=algorithm,
+        algorithm=way,
         protocol=protocol.name,
         busiest=LINK_KINDS[IN_NODE if inside_s > between_s else NIC],
         time_s=time_s,
         low_s=low_s,
-        high_s=time_s * off + (_OF_CLOUD_S if may_be_cloud else 0.0),
+        high_s=high_s + (_OF_CLOUD_S if may_be_cloud else 0.0),
         lacks=_lacks(measured, op, cluster, workers, unsettled),
+        open_of_nics=open_of_nics,
         rests_on_least=rests_on_least,
     )
+
+
+def nics_left_open(cluster: Cluster, workers: int) -> tuple[OpenOfNics | None, tuple[Cluster, ...]]:
+    """Return what no table tells of the NICs, with clusters that are as far off as may be.
+
+    Tables of one node tell nothing of them. Tables of full nodes leave open how many a partly
+    filled node uses: those of its devices, or as many as a full one.
+    """
+    nics, devices = cluster.nics, cluster.devices_per_node
+    if not nics.of_tables or workers <= devices:
+        return None, ()
+    all_bps, measured = nics.per_node * nics.rate_bps, cluster.measured
+    if measured is None or all(table.workers <= devices for table in measured.shown):
+        fast = replace(nics, rate_bps=max(nics.rate_bps, FASTEST_NIC_BPS))
+        slow = replace(nics, per_node=1, rate_bps=min(all_bps, SLOWEST_NIC_BPS))
+        return "rate", (replace(cluster, nics=fast), replace(cluster, nics=slow))
+    if workers % devices == 0:
+        return None, ()
+    shared = replace(nics, per_node=1, rate_bps=all_bps)
+    return "count", (replace(cluster, nics=shared),)
 
 
 def rests_on_least_rate(op: str, cluster: Cluster, workers: int) -> bool:

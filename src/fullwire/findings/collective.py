@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fullwire.collectives.library import FASTEST_NIC_BPS, SLOWEST_NIC_BPS
 from fullwire.collectives.playing import CollectiveTime, TunedTime
 from fullwire.collectives.tuning import Range
 from fullwire.findings.finding import Finding
@@ -65,8 +66,8 @@ class MayAdd(Finding):
 
     template = (
         "Nothing tells whether this library lets the switches in the nodes add. It may take "
-        "{algorithm} instead, and the interval holds both. Tables of one node tell it, or "
-        "inside.adds."
+        "{algorithm} instead, and the interval holds both. Tables of one node, with several "
+        "numbers of devices, mostly tell it."
     )
 
     algorithm: str
@@ -78,6 +79,29 @@ class PairIsOpen(Finding):
     template = (
         "Nothing tells whether an all-reduce of two nodes sends half as much here as one of more "
         "nodes. The interval holds both. Tables of two nodes and of more, together, mostly tell it."
+    )
+
+
+class NicsAreUnknown(Finding):
+    """No table is of several nodes, and no description states the NICs."""
+
+    template = (
+        "The rate of the NICs is a guess: the tables are of one node, and a description is "
+        "missing. The interval reaches from one NIC of {fastest_bps:rate} a device to one of "
+        "{slowest_bps:rate} a node. Fit a table of two nodes or more, or state nics.rate."
+    )
+
+    fastest_bps: float
+    slowest_bps: float
+
+
+class NicsOfAPart(Finding):
+    """The last node is partly filled, and tables of full nodes leave open how many NICs it uses."""
+
+    template = (
+        "The last node is partly filled, and tables of full nodes leave open how many NICs it "
+        "uses. The interval also holds the time of a last node that sends as fast as a full one. "
+        "State nics.per_node."
     )
 
 
@@ -326,6 +350,10 @@ def collective_findings(result: CollectiveTime) -> Iterator[Finding]:
         yield MayAdd(algorithm=result.may_add)
     if result.pair_is_open:
         yield PairIsOpen()
+    if result.open_of_nics == "rate":
+        yield NicsAreUnknown(fastest_bps=FASTEST_NIC_BPS, slowest_bps=SLOWEST_NIC_BPS)
+    elif result.open_of_nics == "count":
+        yield NicsOfAPart()
     if result.rests_on_least:
         yield RestsOnLeastRate()
     if result.level == "usual" and result.workers > 1:
