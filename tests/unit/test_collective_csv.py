@@ -47,6 +47,8 @@ def rows(row: str, ranks: int = 16) -> str:
         ("primitive\tnGPUs\tbytes\tavg_time_us", "{op}\t{ranks}\t{kib}K\t{us}"),
         ("# op,ranks,size,algbw,time", "{op},{ranks},{size},{rate:.3f},{ms:.5f}"),
         ("collective,nodes,gpus_per_node,msg_size,mean_latency_µs", "{op},{nodes},8,{size},{us}"),
+        ("op,ranks,size,time,algbw,busbw", "{op},{ranks},{size},{us},{rate:.6f},0"),
+        ("op,ranks,size,time_us,algbw,busbw", "{op},{ranks},{size},{us},{rate:.6f},0"),
         ("system,gpus,collective,size,oop_time_us", 'ours,{ranks},{op},"{size:,}",{us}'),
     ],
 )
@@ -70,6 +72,10 @@ def test_the_name_of_the_file_tells_an_operation_that_no_column_names(tmp_path: 
     assert table.op == "reducescatter"
     [table] = tables(written(tmp_path, text))
     assert not table.op
+    rates = "op,ranks,redop,size,time_us,algbw,busbw\n,8,sum,67108864,1404.0,47.80,83.65\n"
+    [table] = tables(written(tmp_path, rates))
+    assert table.op == "allreduce"
+    assert table.problems[0].endswith("not named: by its bandwidths allreduce")
 
 
 def test_a_damaged_row_is_named_with_its_line(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 
@@ -24,7 +25,7 @@ from fullwire.collectives.cost import bus_factor
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import name_of, opened_plain
 from fullwire.importers._format import NEAR_BYTES, POSSIBLE, UNLIKE, Format, Likeness, near_miss
-from fullwire.importers._tables import Row, Table, op_named, row_problems, run_of
+from fullwire.importers._tables import Row, Table, op_named, op_told, row_problems, run_of
 
 _MOST_BYTES_OF_FILE = 64 * 2**20
 _MOST_ROWS = 10_000
@@ -52,6 +53,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
         *("timemean", "timemedian", "ooptime", "outofplacetime", "timeoop", "elapsed"),
     ),
     "algbw": ("algbw", "algobw", "algbandwidth", "algobandwidth", "algorithmbandwidth", "oopalgbw"),
+    "busbw": ("busbw", "busbandwidth", "oopbusbw"),
+    "redop": ("redop", "reduction"),
     "ranks": (
         *("ranks", "nranks", "numranks", "gpus", "ngpus", "numgpus", "totalgpus", "gpucount"),
         *("worldsize", "world", "workers", "numworkers", "devices", "ndevices", "numdevices"),
@@ -177,8 +180,8 @@ def _tables(
             bytes=size_bytes,
             dtype=told.get("dtype", "")[:40],
             time_us=time,
-            algorithm_gb_s=0.0,
-            bus_gb_s=0.0,
+            algorithm_gb_s=rate or 0.0,
+            bus_gb_s=_number(told.get("busbw", ""), columns.separator) or 0.0,
             line=line,
         )
         fullest = of_node or (-(-ranks // nodes) if nodes else 0)
@@ -194,14 +197,17 @@ def _tables(
             raise DamagedInput(path, f"line {row.line:,}: expected a time from 1 ns to an hour")
     beyond = (len(entries[_MOST_ROWS:]), _MOST_ROWS)
     problems = row_problems(0, len(broken), beyond, [], *broken[:1])
-    for (op, ranks, nodes, fullest), rows in found.items():
+    for (named, ranks, nodes, fullest), rows in found.items():
+        widest = max(rows, key=attrgetter("bus_gb_s"))
+        op = named or op_told(widest, ranks, "redop" in columns.places, has_root=False)
+        by_rates = [f"its operation is not named: by its bandwidths {op}"] if op != named else []
         factor = bus_factor(op, ranks) if op and ranks > 1 else 1.0
         yield Table(
             op=op,
             workers=ranks,
             device=next(iter(systems)),
             rows=tuple(_timed(row, row.time_us * us_each, factor) for row in rows),
-            problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
+            problems=tuple(f"{name_of(path)}: {problem}" for problem in problems + by_rates),
             tool="csv",
             backend="unknown",
             nodes=nodes,

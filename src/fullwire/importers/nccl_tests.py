@@ -94,7 +94,7 @@ _BARE = re.compile(
     rb"\d+(?:\.\d+)? +\d+\.\d\d +\d+\.\d\d +[\dN])"
 )
 _SEPARATED = re.compile(
-    rb"\s{0,40}(?:\[\s{0,40}\{\"numCycle\":|[^\n]{0,200}\bsize,[^\n]{0,200}\balgbw,\s?busbw\b)",
+    rb"\s{0,40}(?:\[\s{0,40}\{\"numCycle\":|[^\n]{0,200}\bsize,[^\n]{0,200}\btime,\s?algbw,\s?busbw\b)",
     re.IGNORECASE,
 )
 _REPORT = re.compile(rb'\s{0,40}\{\s{0,40}"version"\s?:\s?\d{1,4},\s{0,40}"start_time"\s?:')
@@ -103,6 +103,7 @@ _MOST_SEPARATED_BYTES = 64 * 2**20
 _WRONG = re.compile(r"# Out of bounds values : (\d{1,18}) FAILED")
 _FAILED = re.compile(r"\bTest (?:NCCL |CUDA )?(?:failure|timeout)\b")
 _DTYPES = {"float": "float32", "half": "float16"}
+_OP_COLUMNS = ("collective", "name", "op", "operation", "primitive")
 _REDUCTIONS = ("sum", "prod", "min", "max", "avg")
 
 
@@ -375,7 +376,8 @@ def _separated(path: Path, content: bytes) -> list[Table]:
     broken, wrong, off = 0, 0.0, list[str]()
     for line, entry in given[:_MOST_ROWS]:
         told = {key.lower().strip(): str(value).strip(' "') for key, value in entry.items()}
-        op = op_named(told.get("collective", told.get("name", path.stem)))
+        named = next((told[key] for key in _OP_COLUMNS if key in told), path.stem)
+        op = op_named(named)
         counts = [number(told[name]) for name in ("ranks", "gpusperrank", "gpus") if name in told]
         time_us, algorithm, bus, size = (
             number(told.get(name, "")) for name in ("time", "algbw", "busbw", "size")
