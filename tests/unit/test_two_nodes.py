@@ -173,6 +173,11 @@ def test_tables_of_one_node_say_nothing_of_nics_and_so_do_intervals(
     said = fw.collective("allreduce", workers=64, **asked)
     assert said.open_of_nics == "rate"
     assert "rate of the NICs is a guess" in " ".join(sentences([*collective_findings(said)]))
+    ways: list[dict[str, Any]] = [{"algorithm": "auto"}, {"algorithm": "multi-ring"}]
+    for how in (*ways, {"level": "event"}):
+        interval = fw.collective("allreduce", workers=64, **how, **asked).interval
+        assert interval is not None
+        assert interval.low_s <= true_s("allreduce", 2**30, 64, rates) <= interval.high_s
     assert fw.collective("allreduce", workers=8, **asked).open_of_nics is None
     stated = fw.collective("allreduce", workers=64, bandwidth="100Gbps", **asked)
     assert stated.open_of_nics is None

@@ -380,7 +380,7 @@ def _time_by(
     algorithm: str | None,
 ) -> LibraryTime:
     """Time a collective by these protocols, and their tables."""
-    of_algorithms = needs(op, cluster, workers, measured)
+    of_algorithms = every = needs(op, cluster, workers, measured)
     if algorithm is not None:  # a way that the library lacks is as it is in other libraries
         of_algorithms = {algorithm: of_algorithms[algorithm]}
         measured = replace(
@@ -402,9 +402,10 @@ def _time_by(
     inside_s, between_s = of_algorithms[way].byte_s(measured, protocol)
     low_s, high_s = time_s / off, time_s * off
     for end in ends:
-        among = needs(op, end, workers, measured)
-        among = among if algorithm is None else {algorithm: among[algorithm]}
-        end_s = float(ways_s(measured, among, sizes)[1].min()) * beside
+        # A ring has another name among other numbers of NICs.
+        there = dict(zip(every, needs(op, end, workers, measured).values(), strict=True))
+        there = {name: there[name] for name in of_algorithms}
+        end_s = float(ways_s(measured, there, sizes)[1].min()) * beside
         low_s, high_s = min(low_s, end_s / off), max(high_s, end_s * off)
     if rests_on_least := rests_on_least_rate(op, cluster, workers):
         among = needs(op, with_fastest_inside(cluster), workers)
@@ -574,4 +575,8 @@ def around(time_s: float, cluster: Cluster, op: str, workers: int) -> tuple[floa
     low_s, fastest = time_s * _QUICKER, with_fastest_inside(cluster).inside
     if cluster.inside is not None and fastest is not None and workers <= cluster.devices_per_node:
         low_s *= cluster.inside.rate_bps / fastest.rate_bps
-    return low_s, time_s / _LEAST_FILLED + beyond_s
+    _, ends = nics_left_open(cluster, workers)
+    nodes = -(-workers // cluster.devices_per_node)
+    ring_s = _between(cluster, workers, nodes)[0]
+    ratios = [1.0, *(_between(end, workers, nodes)[0] / ring_s for end in ends)]
+    return low_s * min(ratios), time_s / _LEAST_FILLED * max(ratios) + beyond_s

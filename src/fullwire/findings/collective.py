@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fullwire.collectives.library import FASTEST_NIC_BPS, SLOWEST_NIC_BPS
+from fullwire.collectives.library import FASTEST_NIC_BPS, SLOWEST_NIC_BPS, OpenOfNics
 from fullwire.collectives.playing import CollectiveTime, TunedTime
 from fullwire.collectives.tuning import Range
 from fullwire.findings.finding import Finding
@@ -314,6 +314,14 @@ class TunerTakes(Finding):
     choices: Finding
 
 
+def about_nics(left_open: OpenOfNics | None) -> Iterator[Finding]:
+    """Yield what no table tells of the NICs."""
+    if left_open == "rate":
+        yield NicsAreUnknown(fastest_bps=FASTEST_NIC_BPS, slowest_bps=SLOWEST_NIC_BPS)
+    elif left_open == "count":
+        yield NicsOfAPart()
+
+
 def collective_findings(result: CollectiveTime) -> Iterator[Finding]:
     """Yield the findings of a timed collective."""
     yield CollectiveAsked(
@@ -350,10 +358,7 @@ def collective_findings(result: CollectiveTime) -> Iterator[Finding]:
         yield MayAdd(algorithm=result.may_add)
     if result.pair_is_open:
         yield PairIsOpen()
-    if result.open_of_nics == "rate":
-        yield NicsAreUnknown(fastest_bps=FASTEST_NIC_BPS, slowest_bps=SLOWEST_NIC_BPS)
-    elif result.open_of_nics == "count":
-        yield NicsOfAPart()
+    yield from about_nics(result.open_of_nics)
     if result.rests_on_least:
         yield RestsOnLeastRate()
     if result.level == "usual" and result.workers > 1:
