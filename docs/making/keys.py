@@ -188,6 +188,12 @@ MEANINGS: Mapping[str, str] = {
     "its protocols alone then give the time.",
     "may_take": "Another algorithm, where the tables leave open whether the library has a tree. "
     "The interval holds its time, too.",
+    "may_add": "Another algorithm, where nothing tells whether the switches in the nodes add. The "
+    "interval holds its time, too.",
+    "pair_is_open": "Whether nothing tells if an all-reduce of two nodes sends half as much as one "
+    "of more nodes. The interval holds both answers.",
+    "open_of_nics": "What no table tells of the NICs, and the interval holds: their `rate`, or "
+    "their `count` in a node that is not full.",
     "rests_on_least": "Whether the time is by a rate within a node that may be higher. Then the "
     "interval reaches down to the fastest known links.",
     # ---- plan
@@ -364,6 +370,8 @@ MEANINGS: Mapping[str, str] = {
     "leaves_per_pod": "Leaves of a pod; null without a core.",
     "core_oversubscription": "The same, of pods below the core.",
     "adds": "Whether switches add up what passes them.",
+    "of_tables": "Whether the rate is that of full nodes in the tables of a fit, which do not tell "
+    "how many NICs a node has.",
     "rate_is_least": "Whether the links may be faster, because a fit had no table of one node.",
     "other_hosts": "Hosts with another link.",
     "links.kind": "The kind of link.",

@@ -23,14 +23,13 @@ from fullwire.clusters.measured import Measured, Protocol
 from fullwire.collectives.cost import bus_factor
 from fullwire.collectives.fitting import Table, fitted
 from fullwire.collectives.library import (
-    USUAL_PROTOCOLS,
     library_time,
     needs,
-    usual,
     ways_s,
     with_large,
 )
 from fullwire.collectives.playing import TunedTime
+from fullwire.collectives.usual import USUAL_PROTOCOLS, usual
 from fullwire.errors import UsageError
 from fullwire.findings.collective import collective_findings, tuning_findings
 from fullwire.report.cluster import plot_cluster_fit, print_cluster_fit
@@ -554,6 +553,53 @@ def test_switches_of_nodes_add_where_they_can(workers: int, way: str) -> None:
     # H100 fills 475 of 450 GB/s of bus bandwidth that way, and 360 by a ring.
     small = library_time("allreduce", where, 2**16, workers)
     assert small == library_time("allreduce", cannot, 2**16, workers)
+
+
+def test_a_library_of_rings_alone_has_no_tree_of_switches_between_nodes() -> None:
+    machine = a_machine()
+    assert machine.measured is not None
+    rings = replace(machine, measured=replace(machine.measured, tree_share=0.0))
+    assert library_time("allreduce", rings, 2**30, 8).algorithm == "nvls"
+    for workers in (16, 64):
+        assert library_time("allreduce", rings, 2**30, workers).algorithm == "multi-ring"
+
+
+@pytest.mark.parametrize("shown", [(8, 32), (32, 128), (16,)])
+def test_tables_leave_open_or_tell_whether_switches_add(
+    shown: tuple[int, ...], tmp_path: Path
+) -> None:
+    """A library may not let them, though their rate or their description says that they can."""
+    machine = a_machine()
+    assert machine.measured is not None
+    without = replace(machine, measured=replace(machine.measured, switch_share=0.0))
+    found = fitted(
+        replace(machine, measured=None), [a_table(without, workers) for workers in shown]
+    )
+    assert found.measured is not None
+    for workers in (8, 16, 64):
+        for size, true_s in a_table(without, workers).points[6:]:
+            said = library_time("allreduce", found, size, workers)
+            assert said.low_s <= true_s <= said.high_s
+    is_open = len({bool(fit.switch_share) for fit in found.measured.allowed()}) == 2
+    asked: dict[str, Any] = {"bytes": "1GiB", "workers": 8, "cluster": found}
+    told = " ".join(sentences([*collective_findings(fw.collective("allreduce", **asked))]))
+    assert ("whether this library lets the switches" in told) == is_open
+    assert described(as_toml(found), "fitted.toml") == found
+
+
+def test_a_described_machine_may_add_or_not_unless_it_says_so() -> None:
+    where = cluster("dgx-h100")
+    assert where.inside is not None
+    asked: dict[str, Any] = {"bytes": "1GiB", "workers": 16}
+    intervals = {}
+    for adds in (True, None, False):
+        stated = replace(where, inside=replace(where.inside, adds=adds))
+        said = fw.collective("allreduce", cluster=stated, **asked)
+        assert said.interval is not None
+        assert (said.may_add is not None) == (adds is None)
+        intervals[adds] = said.interval
+    assert intervals[None].low_s == intervals[True].low_s
+    assert intervals[None].high_s == intervals[False].high_s > intervals[True].high_s
 
 
 def test_switches_add_as_stated_or_as_usual_at_their_rate() -> None:

@@ -22,8 +22,10 @@ from fullwire.answers.plan_search import usable
 from fullwire.answers.planned import Lasting, PlanAnswer, Planned
 from fullwire.clusters import names as cluster_names
 from fullwire.clusters.cluster import Cluster, Inside, Nics
+from fullwire.clusters.measured import Measured, Shown
+from fullwire.collectives.usual import USUAL_PROTOCOLS
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.findings.collective import RestsOnLeastRate
+from fullwire.findings.collective import NicsAreUnknown, RestsOnLeastRate
 from fullwire.findings.goodput import PublishedFailures, UsualHours, UsualRestart, UsualStorage
 from fullwire.findings.plans import (
     ColumnsPassedOver,
@@ -1724,3 +1726,38 @@ def test_plans_on_links_of_a_least_rate_reach_down_to_the_fastest_known() -> Non
         for answer in (slow, least)
     ]
     assert told == [False, True]
+
+
+def test_plans_on_nics_that_no_table_tells_hold_slow_and_fast_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    machine = fw.cluster("dgx-a100", 2)
+    shown = (Shown(op="allreduce", workers=8, bytes=(2**20,), times=(1.0,)),)
+    measured = Measured(
+        protocols=USUAL_PROTOCOLS,
+        tree_share=0.9,
+        pair_share=0.7,
+        spread=0.1,
+        source="a test",
+        shown=shown,
+    )
+    asked: dict[str, Any] = {"global_batch": 64, "seq": 4096, "fix": "tp=8"}
+    known, made = (
+        fw.plan(
+            "llama3-8b",
+            cluster=replace(
+                machine, measured=measured, nics=replace(machine.nics, of_tables=of_tables)
+            ),
+            **asked,
+        )
+        for of_tables in (False, True)
+    )
+    assert made.plans[0].step_s == known.plans[0].step_s
+    assert made.plans[0].interval.low_s < known.plans[0].interval.low_s
+    assert made.plans[0].interval.high_s > 2 * known.plans[0].interval.high_s
+    told = [
+        any(isinstance(each, NicsAreUnknown) for each in answer.assumed) for answer in (known, made)
+    ]
+    assert told == [False, True]
+    print_plan(made)
+    assert "or state nics.rate.\n" in capsys.readouterr().out.replace("\n  ", " ")

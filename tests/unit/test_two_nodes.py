@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+import fullwire as fw
 from fullwire.answers.cluster_fit import ClusterFit, made_of
 from fullwire.clusters.cluster import Cluster, Inside, Nics, with_nodes
 from fullwire.clusters.description import as_toml, described
 from fullwire.collectives.fitting import Table, fitted, residuals
 from fullwire.collectives.library import library_time
+from fullwire.findings.collective import collective_findings
 from fullwire.report.cluster import print_cluster_fit
+from fullwire.words import sentences
 
 DEVICES = 8
 SIZES = [2**power for power in range(12, 34)]
@@ -26,6 +30,7 @@ PROTOCOLS = (  # start-up, hop in a node and between nodes (seconds), and filled
 # in the first four, and not in the last one.
 HELD_UP = [(120e9, 12e9), (200e9, 11e9), (150e9, 24e9), (240e9, 75e9)]
 BALANCED = (360e9, 368e9)
+WITHOUT_ADDING = (240e9, 170e9)  # balanced too, with switches that do not add
 
 
 def true_s(op: str, size: int, workers: int, rates: tuple[float, float]) -> float:
@@ -157,6 +162,50 @@ def test_tables_of_two_nodes_and_of_more_tell_how_much_a_tree_of_two_sends(
         assert share > 0.9
 
 
+@pytest.mark.parametrize("rates", [*HELD_UP, WITHOUT_ADDING, BALANCED])
+def test_tables_of_one_node_say_nothing_of_nics_and_so_do_intervals(
+    rates: tuple[float, float],
+) -> None:
+    found = a_fit(rates, (4, 8))
+    for workers in (16, 24, 128):
+        assert judged(found, workers, rates)[1] == 1
+    asked: dict[str, Any] = {"bytes": "1GiB", "cluster": found}
+    said = fw.collective("allreduce", workers=64, **asked)
+    assert said.open_of_nics == "rate"
+    assert "rate of the NICs is a guess" in " ".join(sentences([*collective_findings(said)]))
+    ways: list[dict[str, Any]] = [{"algorithm": "auto"}, {"algorithm": "multi-ring"}]
+    for how in (*ways, {"level": "event"}):
+        interval = fw.collective("allreduce", workers=64, **how, **asked).interval
+        assert interval is not None
+        assert interval.low_s <= true_s("allreduce", 2**30, 64, rates) <= interval.high_s
+    assert fw.collective("allreduce", workers=8, **asked).open_of_nics is None
+    stated = fw.collective("allreduce", workers=64, bandwidth="100Gbps", **asked)
+    assert stated.open_of_nics is None
+    assert described(as_toml(found), "fitted.toml") == found
+
+
+@pytest.mark.parametrize("gathered", [(), (8, 32)])
+@pytest.mark.parametrize("rates", HELD_UP)
+def test_tables_of_full_nodes_do_not_tell_how_many_nics_a_last_node_uses(
+    rates: tuple[float, float], gathered: tuple[int, ...]
+) -> None:
+    """Four devices of the last node may have all NICs of a node, or half of them."""
+    inside, nics = rates
+    found = a_fit(rates, (8, 32), gathered=gathered)
+    for op in ("allreduce", "allgather") if gathered else ("allreduce",):
+        for bytes_s in (nics, nics / 2):
+            for size in SIZES[6:]:
+                said = library_time(op, found, size, 36)
+                assert said.low_s <= true_s(op, size, 36, (inside, bytes_s)) <= said.high_s
+    said_of_part, said_of_full = (
+        fw.collective("allreduce", bytes="1GiB", workers=workers, cluster=found)
+        for workers in (36, 40)
+    )
+    assert (said_of_part.open_of_nics, said_of_full.open_of_nics) == ("count", None)
+    told = " ".join(sentences([*collective_findings(said_of_part)]))
+    assert "The last node is partly filled" in told
+
+
 def test_links_in_a_node_may_hide_slow_nics_and_the_interval_says_so() -> None:
     """Two nodes take as long with NICs of half the rate, because the links in a node hold both."""
     inside, nics = BALANCED
@@ -209,3 +258,30 @@ def test_a_file_may_say_that_a_tree_of_two_nodes_sends_half() -> None:
     assert found.measured is not None
     half = replace(found, measured=replace(found.measured, pair_share=0.0))
     assert described(as_toml(half), "half.toml") == half
+
+
+@pytest.mark.parametrize("is_described", [False, True])
+@pytest.mark.parametrize("shown", [(4, 8), (8, 32), (32, 64), (64,)])
+@pytest.mark.parametrize("rates", [*HELD_UP, WITHOUT_ADDING, BALANCED])
+def test_without_a_table_of_two_nodes_their_interval_holds_the_tree_that_sends_half(
+    rates: tuple[float, float], shown: tuple[int, ...], is_described: bool
+) -> None:
+    if max(shown) <= DEVICES and not is_described:
+        pytest.skip("nothing tells the network between nodes")
+    found = a_fit(rates, shown, is_described=is_described)
+    error, share = judged(found, 16, rates)
+    assert share > 0.9
+    if rates in HELD_UP and (is_described or min(shown) <= DEVICES):
+        assert error < 0.25  # the links of a node are known, and so is the tree that NCCL takes
+    asked: dict[str, Any] = {"bytes": "1GiB", "cluster": found}
+    told = sentences([*collective_findings(fw.collective("allreduce", workers=16, **asked))])
+    if rates != BALANCED:  # The switches of that machine add, and send half as well.
+        assert "whether an all-reduce of two nodes sends half" in " ".join(told)
+
+
+def test_a_described_pair_of_nodes_takes_the_tree_that_sends_half_where_nics_are_slow() -> None:
+    for rates in HELD_UP:
+        where = replace(a_fit(rates, (8,), is_described=True), measured=None)
+        error, share = judged(where, 16, rates)
+        assert error < 0.3
+        assert share > 0.9

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import fullwire as fw
 from fullwire.answers.whatif import WhatIf
 from fullwire.clusters import cluster as described_cluster
-from fullwire.clusters.measured import Measured
-from fullwire.collectives.library import USUAL_PROTOCOLS
+from fullwire.clusters.measured import Measured, Shown
+from fullwire.collectives.usual import USUAL_PROTOCOLS
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.importers import read
 from fullwire.run.facts import Facts, FactValue
@@ -570,3 +570,31 @@ def test_links_in_nodes_of_a_least_rate_may_be_as_fast_as_any_known() -> None:
         True,
         False,
     ]
+
+
+def test_nics_that_no_table_tells_may_be_slow_or_fast() -> None:
+    """Tables of one node tell nothing of NICs, and those of full nodes not how many there are."""
+    machine = described_cluster("dgx-a100", 2)
+    shown = [
+        Shown(op="allreduce", workers=workers, bytes=(2**20,), times=(1.0,)) for workers in (8, 16)
+    ]
+    measured = Measured(
+        protocols=USUAL_PROTOCOLS, tree_share=0.9, pair_share=1.0, spread=0.1, source="a test"
+    )
+    nics = dataclasses.replace(machine.nics, of_tables=True)
+    for tables, workers, is_open in ((1, 16, True), (2, 16, False), (2, 12, True), (1, 8, False)):
+        fit = dataclasses.replace(measured, shown=tuple(shown[:tables]))
+        asked: dict[str, Any] = {"workers": workers}
+        known, made = (
+            fw.whatif(
+                a_trained_job(),
+                cluster=dataclasses.replace(machine, measured=fit, nics=which),
+                **asked,
+            )
+            for which in (machine.nics, nics)
+        )
+        assert made["step_s"].tolist() == known["step_s"].tolist()
+        assert (made.interval_s[0][0] < known.interval_s[0][0]) == is_open
+        assert (made.interval_s[1][0] > known.interval_s[1][0]) == (is_open and tables == 1)
+        assert ("tell too little of its NICs" in " ".join(made.warnings)) == is_open
+        assert "tell too little" not in " ".join(known.warnings)

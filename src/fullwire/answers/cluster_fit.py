@@ -21,18 +21,16 @@ from fullwire.collectives.fitting import (
     LEAST_BYTES,
     Residual,
     Table,
-    are_slow_beside,
     fitted,
     residuals,
 )
 from fullwire.collectives.library import (
     FITTED_OPS,
-    USUAL_PROTOCOLS,
-    USUAL_TREE_SHARE,
     library_time,
     needs,
     with_large,
 )
+from fullwire.collectives.usual import USUAL_PROTOCOLS, USUAL_TREE_SHARE, are_slow_beside
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import beginning_of, name_of, opened_plain, path_of
 from fullwire.findings.collective import (
@@ -350,7 +348,7 @@ def _made(tables: Sequence[_Shown], devices_per_node: int | None, name: str) -> 
             + " and ".join(map(show_rate, stated))
         )
     if stated and devices_per_node == 1:
-        nics = replace(made.nics, rate_bps=stated[0])
+        nics = replace(made.nics, rate_bps=stated[0], of_tables=False)
         made = replace(made, nics=nics, rests_on=sentence(RateOfBench()))
     return made
 
@@ -389,7 +387,7 @@ def made_of(tables: Sequence[Table], devices_per_node: int, name: str) -> Cluste
     if is_of_pairs and not are_slow_beside(nic_bps * devices_per_node, inside):
         nic_bps = ring_bps
     nic_bps = nic_bps or inside_bps / large.between_share / devices_per_node
-    nics = replace(unit.nics, rate_bps=nic_bps)
+    nics = replace(unit.nics, rate_bps=nic_bps, of_tables=True)
     return replace(unit, inside=inside, nics=nics, rests_on=sentence(RatesOfTables()))
 
 

@@ -28,7 +28,6 @@ from fullwire.collectives.library import (
     by_protocols,
     library_time,
     library_times_s,
-    usual,
     with_large,
 )
 from fullwire.collectives.link_cost import collective_cost
@@ -56,6 +55,7 @@ from fullwire.collectives.tuning import (
     over_links,
     tuned,
 )
+from fullwire.collectives.usual import usual
 from fullwire.errors import UsageError
 from fullwire.simulation.on_links import believed_cost, chunked_s
 from fullwire.units import count, shown, size_bytes
@@ -358,6 +358,9 @@ def _by_library(
         protocol=library.protocol,
         tables_lack=library.lacks,
         may_take=library.may_take,
+        may_add=library.may_add,
+        pair_is_open=library.pair_is_open,
+        open_of_nics=library.open_of_nics,
         rests_on_least=library.rests_on_least,
         interval=Between(low_s=library.low_s, high_s=library.high_s),
     )
@@ -387,7 +390,7 @@ def _where(
         )
     nics = where.nics
     if bandwidth is not None:
-        nics = replace(nics, rate_bps=rate(bandwidth))
+        nics = replace(nics, rate_bps=rate(bandwidth), of_tables=False)
     if latency is not None:
         nics = replace(nics, latency_s=read_latency(latency))
     where = replace(where, nics=nics)

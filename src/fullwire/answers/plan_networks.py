@@ -25,9 +25,10 @@ from fullwire.answers.planned import Lasting, OnNetwork, OtherCluster, Range
 from fullwire.clusters import ClusterLike
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, LeafSpine, with_fastest_inside
+from fullwire.collectives.library import nics_left_open
 from fullwire.crew import Crew
 from fullwire.errors import UsageError
-from fullwire.findings.collective import RestsOnLeastRate
+from fullwire.findings.collective import RestsOnLeastRate, about_nics
 from fullwire.findings.finding import Finding
 from fullwire.findings.plans import (
     EvenExperts,
@@ -164,6 +165,8 @@ def assumptions(searched: Searched) -> Iterator[Finding]:
     is_bound = with_fastest_inside(question.cluster) is not question.cluster
     if is_bound and not is_measured(searched, row):
         yield RestsOnLeastRate()
+    if not is_measured(searched, row):
+        yield from about_nics(nics_left_open(question.cluster, question.cluster.devices)[0])
     if question.model.moe is not None:
         yield EvenExperts()
         ranks = degrees["ep"] * int(searched.plans.etp[row])
@@ -395,7 +398,8 @@ def on_half(question: Question) -> OnNetwork | None:
 
 def _with_network(cluster: Cluster, rate_bps: float | None, over: float | None) -> Cluster:
     if rate_bps is not None:
-        cluster = replace(cluster, nics=replace(cluster.nics, rate_bps=rate_bps), other_hosts=())
+        nics = replace(cluster.nics, rate_bps=rate_bps, of_tables=False)
+        cluster = replace(cluster, nics=nics, other_hosts=())
     if over is None:
         return cluster
     if not isinstance(cluster.network, LeafSpine):

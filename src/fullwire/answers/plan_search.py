@@ -22,6 +22,7 @@ from fullwire.answers.planned import (
 )
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, Floats, Ints, Torus, with_fastest_inside
+from fullwire.collectives.library import nics_left_open
 from fullwire.crew import Crew
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.finding import Finding
@@ -90,7 +91,7 @@ class Searched:
     priced: Priced
     memory: Held
     order: tuple[int, ...]  # those that fit, best first
-    least: Priced  # on the fastest links within nodes that the cluster may have
+    ends: tuple[Priced, ...] = ()  # on links as they may be where a fit leaves them open
 
     @property
     def step_s(self) -> Floats:
@@ -157,12 +158,14 @@ def search_or_refusal(question: Question) -> Searched | UsageError:
 def search(question: Question) -> Searched:
     """Price all plans on all nodes; refuse a model that no plan fits in the devices' memory."""
     plans = _plans(question)
-    faster = replace(question, cluster=with_fastest_inside(question.cluster))
-    priced = least = _priced(question, plans)
-    if faster.cluster is not question.cluster:
-        least = _priced(faster, plans)
+    where = question.cluster
+    open_to = [with_fastest_inside(where), *nics_left_open(where, where.devices)[1]]
+    priced, *ends = (
+        _priced(replace(question, cluster=each), plans)
+        for each in (where, *(end for end in open_to if end is not where))
+    )
     if (known := question.calibration) is not None:
-        priced, least = priced.calibrated(known), least.calibrated(known)
+        priced, *ends = (each.calibrated(known) for each in (priced, *ends))
     memory = _held(question, plans)
     fits = np.flatnonzero(memory.fits(question.device.memory_bytes))
     if not len(fits):
@@ -174,7 +177,7 @@ def search(question: Question) -> Searched:
         priced=priced,
         memory=memory,
         order=tuple(_distinct(plans, priced, order)),
-        least=least,
+        ends=tuple(ends),
     )
 
 
@@ -323,11 +326,12 @@ def best_first(searches: Sequence[Searched]) -> Iterator[tuple[float, Searched, 
 def planned(searched: Searched, row: int) -> Planned:
     """Return one plan with its interval and figures."""
     question, plans, priced = searched.question, searched.plans, searched.priced
-    step_s, least_s = (float(each.step_s[row]) for each in (searched.priced, searched.least))
+    step_s = float(searched.priced.step_s[row])
+    ends_s = [step_s, *(float(each.step_s[row]) for each in searched.ends)]
     degrees = {name: int(getattr(plans, name)[row]) for name in DEGREES}
     factor = _interval_factor(searched, row)
     if is_measured(searched, row):
-        least_s = step_s  # whatever its links are
+        ends_s = [step_s]  # whatever its links are
 
     def part(name: str) -> float:
         return float(getattr(priced, name)[row])
@@ -357,7 +361,7 @@ def planned(searched: Searched, row: int) -> Planned:
         ep_overlap=bool(plans.ep_overlap[row]),
         devices=devices,
         step_s=step_s,
-        interval=Range(low_s=min(step_s, least_s) / factor, high_s=step_s * factor),
+        interval=Range(low_s=min(ends_s) / factor, high_s=max(ends_s) * factor),
         tokens_per_s_per_device=tokens / step_s / devices,
         model_flops_utilization=flops / step_s / peak if is_peak_told else None,
         memory=_memory(searched.memory, row),

@@ -31,9 +31,10 @@ from fullwire.answers.opening import (
 )
 from fullwire.clusters import ClusterLike, cluster
 from fullwire.clusters.cluster import Cluster, with_nodes
-from fullwire.collectives.library import has_tables, with_usual_startup
+from fullwire.collectives.library import has_tables
 from fullwire.collectives.registry import usual_algorithm
 from fullwire.collectives.tuning import LIBRARY
+from fullwire.collectives.usual import with_usual_startup
 from fullwire.compression.codec import costs_in
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import DamagedInput, UsageError

@@ -61,7 +61,7 @@ def fit(
     tables: Annotated[
         list[Path],
         typer.Argument(
-            metavar="TABLE...", help="Output of nccl-tests, OSU or bench transport --json"
+            metavar="TABLE...", help="Output of nccl-tests, OSU, bench transport --json, or CSV"
         ),
     ],
     output: Annotated[

@@ -85,8 +85,8 @@ class Inside:
 class Nics:
     """The NICs of a node; `of_device` names the one that each device uses, even shares if empty.
 
-    `latency_s` is one way, from a node to another without the spine. In a torus it is from a node
-    to the next.
+    `latency_s` is one way, from a node to another without the spine; in a torus, to the next node.
+    With `of_tables` the rate is of full nodes in tables, which do not tell how many NICs they have.
     """
 
     rate_bps: float
@@ -94,6 +94,7 @@ class Nics:
     latency_s: float = 0.0
     payload_share: float = 1.0
     of_device: tuple[int, ...] = ()
+    of_tables: bool = False
 
     def __post_init__(self) -> None:
         _check_link("nics", self.rate_bps, self.latency_s, self.payload_share)

@@ -21,6 +21,7 @@
     latency = "4us"               # one way, from node to node
     payload_share = 0.956         # share of the rate that is left for payload
     of_device = [0, 1, 2, 3, 4, 5, 6, 7]  # the NIC of each device; all are shared if it is missing
+    of_tables = false             # true: the rate is that of full nodes in the tables of a fit
 
     [network]                     # one switch if it is missing
     kind = "fat-tree"             # or "switch", "rails", "torus"
@@ -185,13 +186,14 @@ def _inside(table: _Table) -> Inside:
 
 
 def _nics(table: _Table, default: int) -> Nics:
-    table.check_keys(("per_node", *_LINK_KEYS, "of_device"))
+    table.check_keys(("per_node", *_LINK_KEYS, "of_device", "of_tables"))
     return Nics(
         per_node=table.count("per_node", default),
         rate_bps=table.rate("rate"),
         latency_s=table.time("latency"),
         payload_share=table.number("payload_share", 1.0),
         of_device=table.whole_numbers("of_device"),
+        of_tables=table.flag("of_tables"),
     )
 
 
@@ -412,6 +414,8 @@ def as_toml(cluster: Cluster) -> str:
     lines += ["", "[nics]", f"per_node = {cluster.nics_per_node}", *_link_lines(cluster.nics)]
     if cluster.nics.of_device:
         lines.append(f"of_device = {list(cluster.nics.of_device)}")
+    if cluster.nics.of_tables:
+        lines.append("of_tables = true")
     network = cluster.network
     lines += ["", "[network]", f'kind = "{network.kind}"']
     if isinstance(network, Torus):

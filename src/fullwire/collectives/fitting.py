@@ -22,9 +22,10 @@ from operator import attrgetter
 
 import numpy as np
 
-from fullwire.clusters.cluster import Cluster, Floats, Inside
+from fullwire.clusters.cluster import Cluster, Floats
 from fullwire.clusters.measured import MOST_SHARE, Measured, Protocol, Shown
-from fullwire.collectives.library import Needs, library_time, needs, usual, ways_s
+from fullwire.collectives.library import Needs, library_time, needs, ways_s
+from fullwire.collectives.usual import USUAL_PAIR_SHARE, are_slow_beside, usual
 
 LEAST_BYTES = 1024  # smaller messages take as long
 _ROW_SPREAD = 0.08  # of a row's logarithm, where protocols describe a machine well
@@ -32,10 +33,7 @@ _LEAST_SPREAD = 0.07  # of a prediction
 _SHARPNESS = 20  # of the minimum over ways, rounded to have a slope everywhere
 _ROUNDS = 60
 _CLEARLY_LESS = 0.6  # of the other fit's misfit of rows: then the tables tell which one holds
-_USUAL_TREE = 6.0  # of the misfit: twice the logarithm of 20, for few libraries lack a tree
-# Than a tree of two nodes needs. Switches that add make links look up to 1.3 times as fast, and
-# tables repeat within a few percent.
-_CLEARLY_MORE = 1.4
+_UNUSUAL = 6.0  # of the misfit: twice the logarithm of 20, for few libraries lack a tree
 _REPEATS = 0.01  # a time, measured again: rows that are this close show no difference of two fits
 
 # How much machines differ from the usual, as standard deviations of logarithms. The four are of the
@@ -112,9 +110,18 @@ def fitted(cluster: Cluster, tables: Sequence[Table], *, nics_are_stated: bool =
     return replace(cluster, measured=measured)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Library:
+    """A library as tables may leave it open."""
+
+    has_tree: bool = True
+    adds: bool = True  # by the switches of a node, if they can
+    sends_half: bool = False  # by a tree of two nodes, as of one of more
+
+
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """The protocols that fit best, of a library with a tree or without, and their misfits."""
+    """The protocols that fit one kind of library best, and their misfits."""
 
     measured: Measured
     rows: Sequence[_Rows]  # as it takes them
@@ -131,56 +138,67 @@ def _likely(cluster: Cluster, rows: Sequence[_Rows], nics_are_stated: bool) -> l
     spanned = {
         count for count, row in zip(nodes, rows, strict=True) if row.table.op == "allreduce"
     } - {1}
-    fits = [_fit(cluster, rows, has_tree=True)]
-    if not spanned:
-        return fits
-    ring = _fit(cluster, rows, has_tree=False)
-    fits.append(replace(ring, of_all=ring.of_all + _USUAL_TREE))
+    inside, nics_bps = cluster.inside, cluster.nics.rate_bps * cluster.nics.per_node
+    can_add = inside is not None and inside.can_add  # a library may still not use that
+
+    def closest(library: _Library, rows: Sequence[_Rows]) -> list[_Fit]:
+        """Fit a library with switches that add and without, and drop what is clearly farther."""
+        fits = [_fit(cluster, rows, library)]
+        if can_add:
+            without = _fit(cluster, rows, replace(library, adds=False))
+            fits.append(replace(without, of_all=without.of_all + _UNUSUAL))
+        return _close(fits, rows)
+
+    fits = closest(_Library(), rows)
+    if spanned:
+        rings = closest(_Library(has_tree=False), rows)
+        fits += [replace(ring, of_all=ring.of_all + _UNUSUAL) for ring in rings]
     guesses: list[_Fit] = []
-    nics_are_stated |= any(  # by tables that leave no tree of two nodes open
-        count > 1 and (row.table.op, count) != ("allreduce", 2)
-        for count, row in zip(nodes, rows, strict=True)
-    )
     if cluster.devices_per_node > 1:  # else a ring of two nodes sends as little
+        nics_are_known = nics_are_stated or any(  # by tables that leave no such tree open
+            count > 1 and (row.table.op, count) != ("allreduce", 2)
+            for count, row in zip(nodes, rows, strict=True)
+        )
         half_usual = replace(usual(cluster), pair_share=0.0)
         of_half = [
             replace(row, needs=needs(row.table.op, cluster, row.table.workers, half_usual))
             for row in rows
         ]
         pulled = [
-            row.held_up_by_nics() if count == 2 and not nics_are_stated else row
+            row.held_up_by_nics() if count == 2 and not nics_are_known else row
             for count, row in zip(nodes, of_half, strict=True)
         ]
-        half = _fit(cluster, pulled, has_tree=True, pair_share=0.0)
-        nics_bps = cluster.nics.rate_bps * cluster.nics.per_node
-        is_usual = nics_are_stated or are_slow_beside(nics_bps, cluster.inside)
-        (fits if 2 in spanned and is_usual else guesses).append(half)
-    fits = [*sorted(fits, key=attrgetter("of_all")), *guesses]
-    if len(spanned) > 1:  # each of the fits goes through the tables of one number of nodes
-        noise = sum(len(row.sizes) for row in rows)
-        closest = min(fit.of_rows for fit in fits) + noise
-        fits = [fit for fit in fits if closest >= _CLEARLY_LESS * (fit.of_rows + noise)]
-    return fits
+        half = closest(_Library(sends_half=True), pulled)
+        if are_slow := are_slow_beside(nics_bps, inside):  # a library takes such a tree there
+            half = [replace(fit, of_all=fit.of_all - _UNUSUAL) for fit in half]
+        is_usual = nics_are_known if 2 in spanned else nics_are_known and are_slow
+        (fits if is_usual or (2 in spanned and are_slow) else guesses).extend(half)
+    of_all = attrgetter("of_all")
+    fits = [*sorted(fits, key=of_all), *sorted(guesses, key=of_all)]
+    # Each of the fits goes through the tables of one number of nodes.
+    return _close(fits, rows) if len(spanned) > 1 else fits
 
 
-def are_slow_beside(nics_bps: float, inside: Inside | None) -> bool:
-    """Say whether the NICs of a node, and not its inner links, hold up a tree of two nodes.
+def _close(fits: Sequence[_Fit], rows: Sequence[_Rows]) -> list[_Fit]:
+    """Return the fits that are not clearly farther from the rows than another one."""
+    noise = sum(len(row.sizes) for row in rows)
+    closest = min(fit.of_rows for fit in fits) + noise
+    return [fit for fit in fits if closest >= _CLEARLY_LESS * (fit.of_rows + noise)]
 
-    The tree sends each byte twice over the links of a device, and once over NICs.
-    """
-    return inside is not None and 2 * nics_bps * _CLEARLY_MORE < inside.rate_bps
 
-
-def _fit(
-    cluster: Cluster, rows: Sequence[_Rows], *, has_tree: bool, pair_share: float | None = None
-) -> _Fit:
-    """Fit a library with a tree or without. A `pair_share` that is given stays as it is."""
-    first = _logarithms(usual(cluster))
+def _fit(cluster: Cluster, rows: Sequence[_Rows], library: _Library) -> _Fit:
+    """Fit the protocols of such a library."""
+    first = _logarithms(replace(usual(cluster), pair_share=USUAL_PAIR_SHARE))
     spreads = np.array([*(spread for row in _PROTOCOL_SPREADS for spread in row), *_SHARES_SPREAD])
 
     def as_measured(at: Floats) -> Measured:
-        measured = _measured(at, has_tree=has_tree)
-        return measured if pair_share is None else replace(measured, pair_share=pair_share)
+        measured = _measured(at)
+        return replace(
+            measured,
+            tree_share=measured.tree_share if library.has_tree else 0.0,
+            switch_share=measured.switch_share if library.adds else 0.0,
+            pair_share=0.0 if library.sends_half else measured.pair_share,
+        )
 
     def misfits(at: Floats) -> Floats:
         measured = as_measured(at)
@@ -264,7 +282,7 @@ def _logarithms(measured: Measured) -> Floats:
     return np.log([*numbers, *shares])
 
 
-def _measured(at: Floats, *, has_tree: bool) -> Measured:
+def _measured(at: Floats) -> Measured:
     numbers = np.exp(at).tolist()
     *_, inside, between, tree, pair, switch = numbers
     protocols = []
@@ -282,7 +300,7 @@ def _measured(at: Floats, *, has_tree: bool) -> Measured:
         )
     return Measured(
         protocols=tuple(protocols),
-        tree_share=min(tree, MOST_SHARE) if has_tree else 0.0,
+        tree_share=min(tree, MOST_SHARE),
         pair_share=min(pair, 1.0),
         switch_share=min(switch, MOST_SHARE),
         spread=0.0,

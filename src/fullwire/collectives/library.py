@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,71 +36,39 @@ from fullwire.clusters.cluster import (
 )
 from fullwire.clusters.measured import Measured, Protocol, Shown
 from fullwire.collectives.registry import names, usual_algorithm
+from fullwire.collectives.usual import (
+    USUAL_PAIR_SHARE,
+    USUAL_PROTOCOLS,
+    USUAL_SWITCH_SHARE,
+    USUAL_TREE_SHARE,
+    usual,
+)
 from fullwire.errors import UsageError
 from fullwire.units import show_bytes
 
+OpenOfNics: TypeAlias = Literal["rate", "count"]
 FITTED_OPS = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
 _REACH = 3.0  # doublings of the device count over which a table's effect fades to 1/e
 _CLEARLY = 0.8  # of the distance: tables then follow a device's share and not the whole size
 _OWN_NOISE = 0.03  # a table's own variance, as a share of that common to device counts
 
-# The usual protocols, for a cluster without tables of its own. Their figures are medians over
-# public tables. Within a node the tables are of A100, H100, H200, B200, B300, GB200 and GB300
-# (ai-dynamo/aiconfigurator@095f58a51c4c). There are also A100 on up to 16 nodes
-# (NetX-lab/Echo@15f0d12c4174), and the A100 of microsoft/superbenchmark.
-# The usual share of a NIC's rate, 78 %, is no median. It lies between 64 %, measured on Echo's
-# machine, and 92 %, which no table shows: an assumption for tuned machines.
-USUAL_PROTOCOLS = (
-    Protocol(
-        name="small",
-        startup_s=9e-6,
-        inside_hop_s=1.05e-6,
-        between_hop_s=6.5e-6,
-        inside_share=0.26,
-        between_share=0.12,
-    ),
-    Protocol(
-        name="middle",
-        startup_s=22e-6,
-        inside_hop_s=0.68e-6,
-        between_hop_s=16e-6,
-        inside_share=0.48,
-        between_share=0.50,
-    ),
-    Protocol(
-        name="large",
-        startup_s=45e-6,
-        inside_hop_s=1.6e-6,
-        between_hop_s=26e-6,
-        inside_share=0.76,
-        between_share=0.78,
-    ),
-)
-
-# The same within a node by the rate of a device, where tables of its kind differ. The first row is
-# B200, B300, GB200 and GB300 (900 GB/s each way), the second H100 and H200 (450). Each protocol has
-# its start-up, hop and share. The last number of a row is the share that adding switches fill.
-_USUAL_INSIDE = (
-    (8 * 700e9, ((8.4e-6, 1.2e-6, 0.26), (11e-6, 1.0e-6, 0.38), (21e-6, 2.8e-6, 0.72)), 0.64),
-    (8 * 400e9, ((5.7e-6, 0.76e-6, 0.37), (15e-6, 0.84e-6, 0.71), (56e-6, 1.6e-6, 0.84)), 0.78),
-)
-
 # How sure a time is, as standard deviations of its logarithm. Those that apply add up as squares.
-# `_OF_USUAL` is for a machine without tables, and `_OF_DOUBLING` for each doubling away from the
-# nearest table. `_OF_OTHER_OP` is for an operation without a table. `_OF_OTHER_SIDE` is for counts
-# within a node where all tables are of several nodes, or the other way round. `_OF_SMALL` is for a
-# small message, because libraries change protocols at sizes of their own. These widths and the
-# start-ups above were chosen on the public tables of `validation.machines`. So only the device
-# counts that a fit has not seen are truly held out.
-_OF_USUAL, _OF_DOUBLING, _OF_OTHER_OP, _OF_OTHER_SIDE = 0.17, 0.06, 0.12, 0.3
+# `_OF_DOUBLING` is for each doubling away from the nearest table. `_OF_OTHER_OP` is for an
+# operation without a table. `_OF_OTHER_SIDE` is for counts within a node where all tables are of
+# several nodes, or the other way round. `_OF_SMALL` is for a small message, because libraries
+# change protocols at sizes of their own. These widths and the start-ups above were chosen on the
+# public tables of `validation.machines`. So only the device counts that a fit has not seen are
+# truly held out.
+_OF_DOUBLING, _OF_OTHER_OP, _OF_OTHER_SIDE = 0.06, 0.12, 0.3
 # `_OF_OTHER_SIZE` is for each doubling away from the sizes of the tables, where times there had
 # not settled.
 _OF_OTHER_SIZE, _MOST_UNSETTLED = 0.15, 1.0  # and so many such doublings are told
 _SMALL_BYTES, _OF_SMALL, _OF_SMALL_AND_USUAL = 2**22, 0.1, 0.35
 _WIDTH = 1.8  # standard deviations on each side
+FASTEST_NIC_BPS, SLOWEST_NIC_BPS = 400e9, 10e9  # of unknown ones: one a device, or one a node
+_TOLD_APART = 0.1  # of the logarithm of a time: fits that are this close have one answer
 _OF_CLOUD_S = 120e-6  # Networks of clouds take so much longer between nodes. A table tells.
 _QUICKER, _LEAST_FILLED = 0.9, 0.55  # of the time that links allow, of their rate
-USUAL_TREE_SHARE, USUAL_PAIR_SHARE, USUAL_SWITCH_SHARE = 0.9, 0.7, 0.82
 # A device also copies its own share of the vector, which no link carries. Its cost, as a share of
 # that of a byte on the link: 0.1 to 0.8 in the tables of seven kinds of devices, mostly 0.3 to 0.5.
 _OWN_SHARE = 0.4
@@ -150,6 +119,9 @@ class LibraryTime:
     busiest: str | None = None  # kind of link
     lacks: tuple[str, ...] = ()  # of this, the cluster has no table, though it has tables
     may_take: str | None = None  # another algorithm, if the tables leave a tree open
+    may_add: str | None = None  # another one, if nothing tells whether switches in the nodes add
+    pair_is_open: bool = False  # whether two nodes send half as much as more do
+    open_of_nics: OpenOfNics | None = None  # what no table tells of them
     rests_on_least: bool = False  # on a rate within a node that is only known to be reached
 
 
@@ -267,9 +239,9 @@ def ways_s(
     size = np.asarray(sizes, np.float64)
     ways, rows = [], []
     for name, need in of_algorithms.items():
-        if (need.by_switch and not measured.switch_share) or (
-            need.is_tree and not measured.tree_share
-        ):
+        # Switches that add join a tree between nodes, which a library of rings alone lacks.
+        has_tree = need.is_tree or (need.by_switch and need.between_hops)
+        if (need.by_switch and not measured.switch_share) or (has_tree and not measured.tree_share):
             continue
         share = measured.tree_share if need.is_tree else 1.0
         for protocol in measured.protocols[need.first_protocol :]:
@@ -337,44 +309,6 @@ def _of_this_side(
     return [table for table in measured.shown if (table.workers <= devices) == is_inside]
 
 
-def usual(cluster: Cluster) -> Measured:
-    """Return the usual protocols on links of these kinds, for a machine without tables.
-
-    The description's payload shares and long latencies between nodes stay.
-    """
-    own = 1.0 if cluster.inside is None else cluster.inside.payload_share
-    nics, large = cluster.nics, USUAL_PROTOCOLS[-1]
-    longer_s = max(nics.latency_s - 5e-6, 0.0)  # TCP over a cloud's network, not an adapter's
-    protocols: tuple[Protocol, ...] = USUAL_PROTOCOLS
-    switch_share = USUAL_SWITCH_SHARE
-    for rate_bps, of_kind, share in _USUAL_INSIDE:
-        if cluster.inside is not None and cluster.inside.rate_bps >= rate_bps:
-            protocols = tuple(
-                replace(each, startup_s=startup_s, inside_hop_s=hop_s, inside_share=filled)
-                for each, (startup_s, hop_s, filled) in zip(protocols, of_kind, strict=True)
-            )
-            switch_share = share
-            break
-    inside = own / protocols[-1].inside_share if own != 1 else 1.0
-    between = nics.payload_share / large.between_share if nics.payload_share != 1 else 1.0
-    return Measured(
-        protocols=tuple(
-            replace(
-                protocol,
-                between_hop_s=protocol.between_hop_s + longer_s,
-                inside_share=protocol.inside_share * inside,
-                between_share=protocol.between_share * between,
-            )
-            for protocol in protocols
-        ),
-        tree_share=USUAL_TREE_SHARE,
-        pair_share=USUAL_PAIR_SHARE,
-        switch_share=switch_share,
-        spread=_OF_USUAL,
-        source="",
-    )
-
-
 def library_times_s(op: str, cluster: Cluster, workers: int, sizes: Floats) -> dict[str, Floats]:
     """Return the time of each algorithm that a library uses, by the quickest of its protocols.
 
@@ -402,7 +336,10 @@ def library_time(
     measured = cluster.measured or usual(cluster)
     fits = [*measured.allowed()] if algorithm is None else [measured]
     if cluster.measured is None and -(-workers // cluster.devices_per_node) == 2:
-        fits.append(replace(measured, pair_share=0.0))  # no table tells what a tree of two sends
+        # No table tells what a tree of two sends.
+        fits += [replace(measured, pair_share=share) for share in (0.0, USUAL_PAIR_SHARE)]
+    if cluster.measured is None and cluster.inside is not None and cluster.inside.adds is None:
+        fits += [replace(fit, switch_share=0.0) for fit in fits]
     times = [_time_by(fit, op, cluster, size_bytes, workers, algorithm) for fit in fits]
     found, of_algorithms = times[0], needs(op, cluster, workers)
     open_ways = (
@@ -411,8 +348,27 @@ def library_time(
         if bool(fit.tree_share) != bool(measured.tree_share)
         and of_algorithms[time.algorithm].is_tree != of_algorithms[found.algorithm].is_tree
     )
-    low_s, high_s = min(time.low_s for time in times), max(time.high_s for time in times)
-    return replace(found, low_s=low_s, high_s=high_s, may_take=next(open_ways, None))
+    open_to_adding = (
+        time.algorithm
+        for fit, time in zip(fits, times, strict=True)
+        if bool(fit.switch_share) != bool(measured.switch_share)
+        and of_algorithms[time.algorithm].by_switch != of_algorithms[found.algorithm].by_switch
+    )
+    of_other_pairs = [
+        time.time_s
+        for fit, time in zip(fits, times, strict=True)
+        if bool(fit.pair_share) != bool(measured.pair_share)
+        and bool(fit.tree_share) == bool(measured.tree_share)
+        and bool(fit.switch_share) == bool(measured.switch_share)
+    ]
+    return replace(
+        found,
+        low_s=min(time.low_s for time in times),
+        high_s=max(time.high_s for time in times),
+        may_take=next(open_ways, None),
+        may_add=next(open_to_adding, None),
+        pair_is_open=any(abs(math.log(s / found.time_s)) > _TOLD_APART for s in of_other_pairs),
+    )
 
 
 def _time_by(
@@ -424,7 +380,7 @@ def _time_by(
     algorithm: str | None,
 ) -> LibraryTime:
     """Time a collective by these protocols, and their tables."""
-    of_algorithms = needs(op, cluster, workers, measured)
+    of_algorithms = every = needs(op, cluster, workers, measured)
     if algorithm is not None:  # a way that the library lacks is as it is in other libraries
         of_algorithms = {algorithm: of_algorithms[algorithm]}
         measured = replace(
@@ -435,26 +391,56 @@ def _time_by(
     sizes = [float(max(size_bytes, 1))]
     ways, times_s = ways_s(measured, of_algorithms, sizes)
     best = int(np.argmin(times_s[:, 0]))
-    algorithm, protocol = ways[best]
-    time_s = float(times_s[best, 0] * beside_protocols(measured, op, cluster, workers, sizes)[0])
+    way, protocol = ways[best]
+    beside = float(beside_protocols(measured, op, cluster, workers, sizes)[0])
+    time_s = float(times_s[best, 0]) * beside
     unsettled = doublings_outside(measured, op, cluster, max(size_bytes, 1), workers)
     off = math.exp(_WIDTH * _spread(measured, op, cluster, size_bytes, workers, unsettled))
-    may_be_cloud = cluster.measured is None and workers > cluster.devices_per_node
-    inside_s, between_s = of_algorithms[algorithm].byte_s(measured, protocol)
-    low_s = time_s / off
+    open_of_nics, ends = nics_left_open(cluster, workers)
+    is_unknown = cluster.measured is None or open_of_nics == "rate"
+    may_be_cloud = is_unknown and workers > cluster.devices_per_node
+    inside_s, between_s = of_algorithms[way].byte_s(measured, protocol)
+    low_s, high_s = time_s / off, time_s * off
+    for end in ends:
+        # A ring has another name among other numbers of NICs.
+        there = dict(zip(every, needs(op, end, workers, measured).values(), strict=True))
+        there = {name: there[name] for name in of_algorithms}
+        end_s = float(ways_s(measured, there, sizes)[1].min()) * beside
+        low_s, high_s = min(low_s, end_s / off), max(high_s, end_s * off)
     if rests_on_least := rests_on_least_rate(op, cluster, workers):
         among = needs(op, with_fastest_inside(cluster), workers)
         low_s = min(low_s, float(ways_s(measured, among, sizes)[1].min()) / off)
     return LibraryTime(
-        algorithm=algorithm,
+        algorithm=way,
         protocol=protocol.name,
         busiest=LINK_KINDS[IN_NODE if inside_s > between_s else NIC],
         time_s=time_s,
         low_s=low_s,
-        high_s=time_s * off + (_OF_CLOUD_S if may_be_cloud else 0.0),
+        high_s=high_s + (_OF_CLOUD_S if may_be_cloud else 0.0),
         lacks=_lacks(measured, op, cluster, workers, unsettled),
+        open_of_nics=open_of_nics,
         rests_on_least=rests_on_least,
     )
+
+
+def nics_left_open(cluster: Cluster, workers: int) -> tuple[OpenOfNics | None, tuple[Cluster, ...]]:
+    """Return what no table tells of the NICs, with clusters that are as far off as may be.
+
+    Tables of one node tell nothing of them. Tables of full nodes leave open how many a partly
+    filled node uses: those of its devices, or as many as a full one.
+    """
+    nics, devices = cluster.nics, cluster.devices_per_node
+    if not nics.of_tables or workers <= devices:
+        return None, ()
+    all_bps, measured = nics.per_node * nics.rate_bps, cluster.measured
+    if measured is None or all(table.workers <= devices for table in measured.shown):
+        fast = replace(nics, rate_bps=max(nics.rate_bps, FASTEST_NIC_BPS))
+        slow = replace(nics, per_node=1, rate_bps=min(all_bps, SLOWEST_NIC_BPS))
+        return "rate", (replace(cluster, nics=fast), replace(cluster, nics=slow))
+    if workers % devices == 0:
+        return None, ()
+    shared = replace(nics, per_node=1, rate_bps=all_bps)
+    return "count", (replace(cluster, nics=shared),)
 
 
 def rests_on_least_rate(op: str, cluster: Cluster, workers: int) -> bool:
@@ -573,13 +559,6 @@ def by_protocols(cluster: Cluster, op: str) -> tuple[Cluster, ...]:
     return tuple(found)
 
 
-def with_usual_startup(cluster: Cluster) -> Cluster:
-    """Return a cluster of several devices a node with a library's start-up, if it states none."""
-    if cluster.startup_s or cluster.is_torus or cluster.inside is None:
-        return cluster
-    return replace(cluster, startup_s=usual(cluster).protocols[-1].startup_s)
-
-
 def around(time_s: float, cluster: Cluster, op: str, workers: int) -> tuple[float, float]:
     """Return the range around a time on links alone, which leaves a library's costs out.
 
@@ -596,4 +575,8 @@ def around(time_s: float, cluster: Cluster, op: str, workers: int) -> tuple[floa
     low_s, fastest = time_s * _QUICKER, with_fastest_inside(cluster).inside
     if cluster.inside is not None and fastest is not None and workers <= cluster.devices_per_node:
         low_s *= cluster.inside.rate_bps / fastest.rate_bps
-    return low_s, time_s / _LEAST_FILLED + beyond_s
+    _, ends = nics_left_open(cluster, workers)
+    nodes = -(-workers // cluster.devices_per_node)
+    ring_s = _between(cluster, workers, nodes)[0]
+    ratios = [1.0, *(_between(end, workers, nodes)[0] / ring_s for end in ends)]
+    return low_s * min(ratios), time_s / _LEAST_FILLED * max(ratios) + beyond_s

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from fullwire.clusters.cluster import LINK_KINDS, MOST_DEVICES, Cluster, Floats, Ints
 from fullwire.collectives.closed_form import exact_s
 from fullwire.collectives.cost import AddTimes, bus_factor
+from fullwire.collectives.library import OpenOfNics
 from fullwire.collectives.link_cost import cost_of
 from fullwire.collectives.placed import Placed, placed
 from fullwire.collectives.plan import plan_on
@@ -56,8 +57,10 @@ class CollectiveTime(Result):
     for `busiest_share` of the time. `tables_lack` names the operation, the nodes or the sizes of
     which the cluster has no table. The protocols that were fitted to its other tables then give the
     time. `may_take` names another algorithm, where the tables leave open whether the library has a
-    tree. The interval holds its time, too. With `rests_on_least` the links within a node may be
-    faster than the cluster says.
+    tree, and `may_add` one where nothing tells whether the switches in the nodes add. The interval
+    holds their times, too. With `pair_is_open` it also holds both answers to the question whether
+    two nodes send half as much as more do. `open_of_nics` names what no table tells of the NICs.
+    With `rests_on_least` the links within a node may be faster than the cluster says.
     """
 
     op: str
@@ -81,6 +84,9 @@ class CollectiveTime(Result):
     interval: Between | None = None
     tables_lack: tuple[str, ...] = ()
     may_take: str | None = None
+    may_add: str | None = None
+    pair_is_open: bool = False
+    open_of_nics: OpenOfNics | None = None
     rests_on_least: bool = False
 
     def _in_short(self) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fullwire.collectives.library import FASTEST_NIC_BPS, SLOWEST_NIC_BPS, OpenOfNics
 from fullwire.collectives.playing import CollectiveTime, TunedTime
 from fullwire.collectives.tuning import Range
 from fullwire.findings.finding import Finding
@@ -58,6 +59,50 @@ class MayTakeAnother(Finding):
     )
 
     algorithm: str
+
+
+class MayAdd(Finding):
+    """Nothing tells whether the library lets the switches in the nodes add."""
+
+    template = (
+        "Nothing tells whether this library lets the switches in the nodes add. It may take "
+        "{algorithm} instead, and the interval holds both. Tables of one node, with several "
+        "numbers of devices, mostly tell it."
+    )
+
+    algorithm: str
+
+
+class PairIsOpen(Finding):
+    """Nothing tells what an all-reduce of two nodes sends, beside one of more nodes."""
+
+    template = (
+        "Nothing tells whether an all-reduce of two nodes sends half as much here as one of more "
+        "nodes. The interval holds both. Tables of two nodes and of more, together, mostly tell it."
+    )
+
+
+class NicsAreUnknown(Finding):
+    """No table is of several nodes, and no description states the NICs."""
+
+    template = (
+        "The rate of the NICs is a guess: the tables are of one node, and a description is "
+        "missing. The interval reaches from one NIC of {fastest_bps:rate} a device to one of "
+        "{slowest_bps:rate} a node. Fit a table of two nodes or more, or state nics.rate."
+    )
+
+    fastest_bps: float
+    slowest_bps: float
+
+
+class NicsOfAPart(Finding):
+    """The last node is partly filled, and tables of full nodes leave open how many NICs it uses."""
+
+    template = (
+        "The last node is partly filled, and tables of full nodes leave open how many NICs it "
+        "uses. The interval also holds the time of a last node that sends as fast as a full one. "
+        "State nics.per_node."
+    )
 
 
 class RestsOnLeastRate(Finding):
@@ -269,6 +314,14 @@ class TunerTakes(Finding):
     choices: Finding
 
 
+def about_nics(left_open: OpenOfNics | None) -> Iterator[Finding]:
+    """Yield what no table tells of the NICs."""
+    if left_open == "rate":
+        yield NicsAreUnknown(fastest_bps=FASTEST_NIC_BPS, slowest_bps=SLOWEST_NIC_BPS)
+    elif left_open == "count":
+        yield NicsOfAPart()
+
+
 def collective_findings(result: CollectiveTime) -> Iterator[Finding]:
     """Yield the findings of a timed collective."""
     yield CollectiveAsked(
@@ -301,6 +354,11 @@ def collective_findings(result: CollectiveTime) -> Iterator[Finding]:
         yield ExpectedBetween(low_s=result.interval.low_s, high_s=result.interval.high_s)
     if result.may_take is not None:
         yield MayTakeAnother(algorithm=result.may_take)
+    if result.may_add is not None:
+        yield MayAdd(algorithm=result.may_add)
+    if result.pair_is_open:
+        yield PairIsOpen()
+    yield from about_nics(result.open_of_nics)
     if result.rests_on_least:
         yield RestsOnLeastRate()
     if result.level == "usual" and result.workers > 1:

@@ -26,7 +26,7 @@ from fullwire.run.usual import local_steps_of
 from fullwire.simulation.buckets import EachGradient
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.simulation.grid import Grid, Predictions, Subject, tried
-from fullwire.simulation.interval import Further, rests_on_least
+from fullwire.simulation.interval import Further, ends_of_nics, rests_on_least
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.passes import passes_of_step
@@ -205,6 +205,19 @@ class LinksInNodesMayBeFaster(Finding):
     )
 
     cluster: str
+
+
+class NicsOfClusterAreOpen(Finding):
+    """Tables of a fit leave open how fast or how many the NICs are."""
+
+    template = (
+        "The tables of {cluster} tell too little of its NICs for {workers:list} workers: their "
+        "rate, or their number in a node that is not full. Intervals hold what may be. Fit a table "
+        "of two nodes or more, or state nics.rate and nics.per_node."
+    )
+
+    cluster: str
+    workers: tuple[int, ...]
 
 
 class UsualStartup(Finding):
@@ -492,6 +505,9 @@ def prediction_notes(
         yield UsualStartup(cluster=grid.cluster.name, startup_s=grid.cluster.startup_s)
     if grid.cluster is not None and rests_on_least(subjects, grid):
         yield LinksInNodesMayBeFaster(cluster=grid.cluster.name)
+    if grid.cluster is not None and (ends := [*ends_of_nics(grid)]):
+        open_to = {workers for among, _ in ends for workers in among}
+        yield NicsOfClusterAreOpen(cluster=grid.cluster.name, workers=tuple(sorted(open_to)))
     where = OnLinks.of(grid.cluster, grid.latency_s[0], is_scattered=grid.is_scattered)
     if where is not None:
         most = max(grid.workers)

@@ -103,8 +103,12 @@ def contents(path: str | Path) -> tuple[Run, Mapping[str, int]]:
 
 
 def tables(path: str | Path, *, format: str | None = None) -> list[Table]:
-    """Read the tables of a benchmark of collectives: nccl-tests, rccl-tests or OSU."""
-    given = _given("tables", (path,), format)
+    """Read the tables of a benchmark of collectives: nccl-tests, rccl-tests, OSU, or CSV."""
+    try:
+        given = _given("tables", (path,), format)
+    except DamagedInput:  # Say what lacks to such a table, and no option of other formats.
+        kinds_of({key: each for key, each in FORMATS.items() if each.tables}, Path(path))
+        raise
     form = None if given.kind in (RUN, WORKLOAD) else FORMATS[given.kind]
     if form is None or form.tables is None:
         takers = " or ".join(format_.label for format_ in FORMATS.values() if format_.tables)

@@ -192,20 +192,23 @@ def _of_file(formats: Mapping[str, Format], path: Path) -> str:
 
     if is_run(path.parent):
         raise UsageError(f"{path}: it is part of a run: name the folder, {path.parent}")
-    # Name the kind of a file that is not read, or the formats that it resembles.
-    if named := unread(path, beginning):
-        raise DamagedInput(path, named)
-    if kind == _ARCHIVE:
-        raise DamagedInput(path, unpacked_elsewhere(beginning))
+    # Name the kind of a file that is not read, and the formats that it resembles.
     likeness = {reader.label: reader.looks_like(beginning).lacks for reader in formats.values()}
     near = "; ".join(
         f"it resembles {label}, but lacks {mark}" for label, mark in likeness.items() if mark
     )
+    if named := unread(path, beginning):
+        raise DamagedInput(path, f"{named}; {near}" if near else named)
+    if kind == _ARCHIVE:
+        raise DamagedInput(path, unpacked_elsewhere(beginning))
     if beginning.lstrip()[:1] in (b"{", b"["):
         known = "JSON of an unknown kind: not read"
     elif b"\0" not in beginning[:_LOOKED_AT]:
-        known = "a text of an unknown tool: not read. --pattern REGEX says how the lines of a log"
-        known += " tell a step"
+        known = "a text of an unknown tool: not read"
+        if any("pattern" in reader.options for reader in formats.values()):
+            known += ". --pattern REGEX says how the lines of a log tell a step"
+        else:
+            known += f", and these are: {_in_words(formats.values())}"
     else:
         known = f"none of the formats that are read: a run, {_in_words(formats.values())}"
     raise DamagedInput(path, f"{known}; {near}" if near else known)
@@ -384,7 +387,8 @@ _KINDS = (
     _Unread(
         "a table (CSV)",
         ends=(".csv", ".tsv", ".csv.gz", ".csv.xz", ".csv.zst"),
-        instead="those of rccl-tests are",
+        instead="those of rccl-tests are, and tables of collectives with columns such as "
+        "op, ranks, size_bytes, time_us",
     ),
     _Unread("a text (Markdown)", ends=(".md",)),
 )

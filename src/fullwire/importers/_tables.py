@@ -61,6 +61,17 @@ _MOST_PREFIXES = 16
 _LONGEST_PREFIX = 200
 _LAST_DIGIT = 0.01  # the last printed digit of bandwidths
 _OF_AVERAGE = 1e-3  # of an average: by so much rounded rows may differ from it
+_OPS = {
+    "allreduce": "allreduce",
+    "allgather": "allgather",
+    "reducescatter": "reducescatter",
+    "alltoall": "alltoall",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "sendrecv": "sendrecv",
+    "gather": "gather",
+    "scatter": "scatter",
+}
 _OF_ALL = ("allreduce", "allgather", "reducescatter", "alltoall", "gather", "scatter")
 
 
@@ -379,6 +390,12 @@ def _fits(row: Row, factor: float) -> bool:
     share = row.bus_gb_s / row.algorithm_gb_s
     unsure = max(0.01, 2 * share * _LAST_DIGIT / min(row.algorithm_gb_s, row.bus_gb_s))
     return abs(factor - share) <= unsure
+
+
+def op_named(text: str) -> str:
+    """Return the operation that a text names, as benchmarks and people spell it, or ""."""
+    plain = text.lower().replace("_", "").replace("-", "").replace(" ", "")
+    return next((op for word, op in _OPS.items() if word in plain), "")
 
 
 def op_told(row: Row, ranks: int, reduces: bool, has_root: bool) -> str:

@@ -53,6 +53,7 @@ from fullwire.importers._tables import (
     off_count,
     off_rate,
     off_ratio,
+    op_named,
     op_told,
     ranks_told,
     row_problems,
@@ -93,7 +94,7 @@ _BARE = re.compile(
     rb"\d+(?:\.\d+)? +\d+\.\d\d +\d+\.\d\d +[\dN])"
 )
 _SEPARATED = re.compile(
-    rb"\s{0,40}(?:\[\s{0,40}\{\"numCycle\":|[^\n]{0,200}\bsize,[^\n]{0,200}\balgbw,\s?busbw\b)",
+    rb"\s{0,40}(?:\[\s{0,40}\{\"numCycle\":|[^\n]{0,200}\bsize,[^\n]{0,200}\btime,\s?algbw,\s?busbw\b)",
     re.IGNORECASE,
 )
 _REPORT = re.compile(rb'\s{0,40}\{\s{0,40}"version"\s?:\s?\d{1,4},\s{0,40}"start_time"\s?:')
@@ -101,18 +102,8 @@ _INFINITE = re.compile(rb":\s?-?inf\b")  # a bandwidth without a time, which is 
 _MOST_SEPARATED_BYTES = 64 * 2**20
 _WRONG = re.compile(r"# Out of bounds values : (\d{1,18}) FAILED")
 _FAILED = re.compile(r"\bTest (?:NCCL |CUDA )?(?:failure|timeout)\b")
-_OPS = {
-    "allreduce": "allreduce",
-    "allgather": "allgather",
-    "reducescatter": "reducescatter",
-    "alltoall": "alltoall",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "sendrecv": "sendrecv",
-    "gather": "gather",
-    "scatter": "scatter",
-}
 _DTYPES = {"float": "float32", "half": "float16"}
+_OP_COLUMNS = ("collective", "name", "op", "operation", "primitive")
 _REDUCTIONS = ("sum", "prod", "min", "max", "avg")
 
 
@@ -193,7 +184,7 @@ class _Reading:
 
     def take(self, text: str, line: int) -> None:
         """Read a line, from which other programs' words are removed already."""
-        if (perf := _PERF.search(text)) is not None and (op := _op(perf[1])):
+        if (perf := _PERF.search(text)) is not None and (op := op_named(perf[1])):
             # A command before a heading is this table's: the test of one before it has failed.
             is_open = not (self.launch.headings or self.has_rows)
             self._op = op if _STARTING in text or is_open else self._op or op
@@ -292,7 +283,7 @@ class _Reading:
         self._leave_out_cut_rows()
         if self._rows:
             widest = max(self._rows, key=attrgetter("bus_gb_s"))
-            op = self._op or _op(path.stem)
+            op = self._op or op_named(path.stem)
             is_told = not op
             listed, hosts, split = _one_group(path, [*self._groups.values()])
             if is_told:
@@ -385,7 +376,8 @@ def _separated(path: Path, content: bytes) -> list[Table]:
     broken, wrong, off = 0, 0.0, list[str]()
     for line, entry in given[:_MOST_ROWS]:
         told = {key.lower().strip(): str(value).strip(' "') for key, value in entry.items()}
-        op = _op(told.get("collective", told.get("name", path.stem)))
+        named = next((told[key] for key in _OP_COLUMNS if key in told), path.stem)
+        op = op_named(named)
         counts = [number(told[name]) for name in ("ranks", "gpusperrank", "gpus") if name in told]
         time_us, algorithm, bus, size = (
             number(told.get(name, "")) for name in ("time", "algbw", "busbw", "size")
@@ -504,7 +496,7 @@ def _reported(path: Path, content: bytes) -> list[Table]:
         off += off_rate(result.size, [str(rows[-1].in_place_us), str(inside.alg_bw)])
     if not rows:
         raise DamagedInput(path, "expected the JSON of nccl-tests, and no whole row is in it")
-    op = _op(Path((report.args or [""])[0] or path.stem).name)
+    op = op_named(Path((report.args or [""])[0] or path.stem).name)
     devices, widest = report.config.devices, max(rows, key=lambda row: row.bus_gb_s)
     beyond = len(report.results[_MOST_ROWS:])
     problems = row_problems(int(wrong), broken, (beyond, _MOST_ROWS), off)
@@ -578,11 +570,6 @@ def _row_of(words: list[str], columns: list[str], line: int) -> Row | None:
         in_place_bus_gb_s=numbers[6] if len(numbers) > 6 else None,
         line=line,
     )
-
-
-def _op(text: str) -> str:
-    plain = text.lower().replace("_", "").replace("-", "")
-    return next((op for word, op in _OPS.items() if word in plain), "")
 
 
 FORMAT = Format(

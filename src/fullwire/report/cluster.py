@@ -39,6 +39,11 @@ _PAIR_IS_OPEN = (
     "The tables leave open whether an all-reduce of two nodes sends half as much as one of more "
     "nodes. The file keeps every fit that they allow, and intervals hold all answers."
 )
+_ADDING_IS_OPEN = (
+    "The tables leave open whether the library lets the switches in the nodes add. The file keeps "
+    "every fit that they allow, and intervals hold all answers. Tables of one node, with several "
+    "numbers of devices, mostly tell it."
+)
 _PAIRS_AND_MORE = "Tables of two nodes and of more, together, mostly tell it."
 _CARRIED_OVER = (
     "The file keeps how a row differs from its protocol. Other device counts take that over: less "
@@ -282,7 +287,9 @@ def print_cluster_fit(fit: ClusterFit) -> None:
     allowed = [*fit.cluster.measured.allowed()]
     if len({bool(measured.tree_share) for measured in allowed}) > 1:
         say_flush(_TREE_IS_OPEN)
-    if len({bool(measured.pair_share) for measured in allowed}) > 1:
+    if len({bool(measured.switch_share) for measured in allowed}) > 1:
+        say_flush(_ADDING_IS_OPEN)
+    if fit.cluster.nodes > 1 and len({bool(measured.pair_share) for measured in allowed}) > 1:
         devices = fit.cluster.devices_per_node
         reduces = [each.workers for each in fit.residuals if each.op == "allreduce"]
         nodes = {-(-workers // devices) for workers in reduces}

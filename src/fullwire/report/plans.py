@@ -138,7 +138,7 @@ def print_plan(result: PlanAnswer) -> None:
         say("")
         _print_lasting(result)
     for note in _assumed(result):
-        say(f"Assumed: {note}.")
+        say(f"Assumed: {note.removesuffix('.')}.")
     for note in _assumed_elsewhere(result):
         say(note)
 
@@ -159,7 +159,7 @@ def _assumed_elsewhere(result: PlanAnswer) -> Iterator[str]:
         for note in sentences(there.assumed):
             if note not in common and (there.cluster, note) not in told:
                 told.add((there.cluster, note))
-                yield f"Assumed on {there.cluster}: {note}."
+                yield f"Assumed on {there.cluster}: {note.removesuffix('.')}."
 
 
 def _print_recorded(one: FromRun) -> None:

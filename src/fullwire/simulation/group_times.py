@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from fullwire.clusters.cluster import Cluster, Floats, Ints, LeafSpine, OneSwitch
 from fullwire.clusters.measured import Protocol
-from fullwire.collectives.library import FIRST_IN_PAIRS, beside_protocols, needs, usual, ways_s
+from fullwire.collectives.library import FIRST_IN_PAIRS, beside_protocols, needs, ways_s
+from fullwire.collectives.usual import usual
 
 
 def as_seen(cluster: Cluster, ranks: int, stride: int) -> Cluster:

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from fullwire.clusters.cluster import with_fastest_inside
+from fullwire.clusters.cluster import Nics, with_fastest_inside
 from fullwire.collectives.cost import Floats
-from fullwire.collectives.library import rests_on_least_rate
+from fullwire.collectives.library import nics_left_open, rests_on_least_rate
 from fullwire.crew import ALONE, Crew
 from fullwire.simulation.as_recorded import residues
 from fullwire.simulation.buckets import EachGradient
@@ -75,6 +75,12 @@ def interval_s(
         sooner_s = _of_one_kind(subjects, faster, found, calibration, crew)[0]
         rests = np.isin(predictions["workers"], resting)
         low_s = np.where(rests, np.minimum(low_s, sooner_s), low_s)
+    for among, end in ends_of_nics(grid):
+        found = sweep(subjects, end, crew=crew)
+        ends_s = _of_one_kind(subjects, end, found, calibration, crew)
+        rests = np.isin(predictions["workers"], among)
+        low_s = np.where(rests, np.minimum(low_s, ends_s[0]), low_s)
+        high_s = np.where(rests, np.maximum(high_s, ends_s[1]), high_s)
     # Without a recording of fragments nothing shows how much of them steps hide: maybe none.
     if any(each.fragments > 1 and each.step.measured_ns is None for each in subjects):
         whole = [replace(each, fragments=1) for each in subjects]
@@ -144,6 +150,20 @@ def rests_on_least(subjects: Sequence[Subject], grid: Grid) -> tuple[int, ...]:
         for workers in grid.workers
         if any(rests_on_least_rate(op, grid.cluster, workers) for op in ops)
     )
+
+
+def ends_of_nics(grid: Grid) -> Iterator[tuple[tuple[int, ...], Grid]]:
+    """Yield numbers of workers for which tables leave the NICs open, with them at either end."""
+    where = grid.cluster
+    if where is None or grid.bandwidth_bps != (where.nics.rate_bps,):  # that was asked for
+        return
+    among: dict[Nics, list[int]] = {}
+    for workers in grid.workers:
+        for end in nics_left_open(where, workers)[1]:
+            among.setdefault(end.nics, []).append(workers)
+    for nics, found in among.items():
+        cluster = replace(where, nics=nics)
+        yield tuple(found), replace(grid, cluster=cluster, bandwidth_bps=(nics.rate_bps,))
 
 
 def _of_one_kind(

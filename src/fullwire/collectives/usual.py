@@ -1,0 +1,109 @@
+"""The usual protocols of collective libraries, for a machine without tables of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fullwire.clusters.cluster import Cluster, Inside
+from fullwire.clusters.measured import Measured, Protocol
+
+# The usual protocols, for a cluster without tables of its own. Their figures are medians over
+# public tables. Within a node the tables are of A100, H100, H200, B200, B300, GB200 and GB300
+# (ai-dynamo/aiconfigurator@095f58a51c4c). There are also A100 on up to 16 nodes
+# (NetX-lab/Echo@15f0d12c4174), and the A100 of microsoft/superbenchmark.
+# The usual share of a NIC's rate, 78 %, is no median. It lies between 64 %, measured on Echo's
+# machine, and 92 %, which no table shows: an assumption for tuned machines.
+USUAL_PROTOCOLS = (
+    Protocol(
+        name="small",
+        startup_s=9e-6,
+        inside_hop_s=1.05e-6,
+        between_hop_s=6.5e-6,
+        inside_share=0.26,
+        between_share=0.12,
+    ),
+    Protocol(
+        name="middle",
+        startup_s=22e-6,
+        inside_hop_s=0.68e-6,
+        between_hop_s=16e-6,
+        inside_share=0.48,
+        between_share=0.50,
+    ),
+    Protocol(
+        name="large",
+        startup_s=45e-6,
+        inside_hop_s=1.6e-6,
+        between_hop_s=26e-6,
+        inside_share=0.76,
+        between_share=0.78,
+    ),
+)
+
+# The same within a node by the rate of a device, where tables of its kind differ. The first row is
+# B200, B300, GB200 and GB300 (900 GB/s each way), the second H100 and H200 (450). Each protocol has
+# its start-up, hop and share. The last number of a row is the share that adding switches fill.
+_USUAL_INSIDE = (
+    (8 * 700e9, ((8.4e-6, 1.2e-6, 0.26), (11e-6, 1.0e-6, 0.38), (21e-6, 2.8e-6, 0.72)), 0.64),
+    (8 * 400e9, ((5.7e-6, 0.76e-6, 0.37), (15e-6, 0.84e-6, 0.71), (56e-6, 1.6e-6, 0.84)), 0.78),
+)
+USUAL_TREE_SHARE, USUAL_PAIR_SHARE, USUAL_SWITCH_SHARE = 0.9, 0.7, 0.82
+_OF_USUAL = 0.17  # how sure a time is without tables: the deviation of its logarithm
+# Than a tree of two nodes needs. Switches that add make links look up to 1.3 times as fast, and
+# tables repeat within a few percent.
+_CLEARLY_MORE = 1.4
+
+
+def usual(cluster: Cluster) -> Measured:
+    """Return the usual protocols on links of these kinds, for a machine without tables.
+
+    The description's payload shares and long latencies between nodes stay. A tree of two nodes
+    sends half where NICs hold it up.
+    """
+    own = 1.0 if cluster.inside is None else cluster.inside.payload_share
+    nics, large = cluster.nics, USUAL_PROTOCOLS[-1]
+    longer_s = max(nics.latency_s - 5e-6, 0.0)  # TCP over a cloud's network, not an adapter's
+    protocols: tuple[Protocol, ...] = USUAL_PROTOCOLS
+    switch_share = USUAL_SWITCH_SHARE
+    for rate_bps, of_kind, share in _USUAL_INSIDE:
+        if cluster.inside is not None and cluster.inside.rate_bps >= rate_bps:
+            protocols = tuple(
+                replace(each, startup_s=startup_s, inside_hop_s=hop_s, inside_share=filled)
+                for each, (startup_s, hop_s, filled) in zip(protocols, of_kind, strict=True)
+            )
+            switch_share = share
+            break
+    is_held_up = are_slow_beside(nics.rate_bps * nics.per_node, cluster.inside)
+    inside = own / protocols[-1].inside_share if own != 1 else 1.0
+    between = nics.payload_share / large.between_share if nics.payload_share != 1 else 1.0
+    return Measured(
+        protocols=tuple(
+            replace(
+                protocol,
+                between_hop_s=protocol.between_hop_s + longer_s,
+                inside_share=protocol.inside_share * inside,
+                between_share=protocol.between_share * between,
+            )
+            for protocol in protocols
+        ),
+        tree_share=USUAL_TREE_SHARE,
+        pair_share=0.0 if is_held_up else USUAL_PAIR_SHARE,
+        switch_share=switch_share,
+        spread=_OF_USUAL,
+        source="",
+    )
+
+
+def with_usual_startup(cluster: Cluster) -> Cluster:
+    """Return a cluster of several devices a node with a library's start-up, if it states none."""
+    if cluster.startup_s or cluster.is_torus or cluster.inside is None:
+        return cluster
+    return replace(cluster, startup_s=usual(cluster).protocols[-1].startup_s)
+
+
+def are_slow_beside(nics_bps: float, inside: Inside | None) -> bool:
+    """Say whether the NICs of a node, and not its inner links, hold up a tree of two nodes.
+
+    The tree sends each byte twice over the links of a device, and once over NICs.
+    """
+    return inside is not None and 2 * nics_bps * _CLEARLY_MORE < inside.rate_bps

@@ -1,0 +1,127 @@
+"""People's own tables of collectives in CSV are read, whatever they call their columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fullwire as fw
+from fullwire.errors import DamagedInput, UsageError
+from fullwire.importers import read, tables
+
+TIMES_US = {2**16: 31.5, 2**20: 104.3, 2**26: 1404.0}
+
+
+def written(tmp_path: Path, text: str, name: str = "table.csv") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def rows(row: str, ranks: int = 16) -> str:
+    """Fill a row's form for each size and operation."""
+    return "\n".join(
+        row.format(
+            op=op,
+            ranks=ranks,
+            nodes=ranks // 8,
+            size=size,
+            kib=size // 1024,
+            us=us,
+            ms=us / 1e3,
+            comma=f"{us}".replace(".", ","),
+            rate=size / us / 1e3,
+        )
+        for op in ("all_reduce", "AllGather")
+        for size, us in TIMES_US.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("heading", "row"),
+    [
+        ("nodes,gpus,collective,size_bytes,time_us,busbw", "{nodes},{ranks},{op},{size},{us},1.2"),
+        ("op;ranks;size;time(us)", "{op};{ranks};{size};{comma}"),
+        ("Operation, World Size, Message Size (KiB), Latency [ms]", "{op}, {ranks}, {kib}, {ms}"),
+        ("primitive\tnGPUs\tbytes\tavg_time_us", "{op}\t{ranks}\t{kib}K\t{us}"),
+        ("# op,ranks,size,algbw,time", "{op},{ranks},{size},{rate:.3f},{ms:.5f}"),
+        ("collective,nodes,gpus_per_node,msg_size,mean_latency_µs", "{op},{nodes},8,{size},{us}"),
+        ("op,ranks,size,time,algbw,busbw", "{op},{ranks},{size},{us},{rate:.6f},0"),
+        ("op,ranks,size,time_us,algbw,busbw", "{op},{ranks},{size},{us},{rate:.6f},0"),
+        ("system,gpus,collective,size,oop_time_us", 'ours,{ranks},{op},"{size:,}",{us}'),
+    ],
+)
+def test_columns_are_found_by_their_names_and_units(tmp_path: Path, heading: str, row: str) -> None:
+    path = written(tmp_path, f"{heading}\n{rows(row)}\n\n")
+    found = tables(path)
+    assert [(table.op, table.workers) for table in found] == [("allreduce", 16), ("allgather", 16)]
+    for table in found:
+        times_us = {each.bytes: each.time_us for each in table.rows}
+        assert times_us == pytest.approx(TIMES_US)
+        assert not table.is_damaged
+    devices = None if "nodes" in heading else 8
+    fitted = fw.fit_cluster([path], devices_per_node=devices).cluster
+    assert (fitted.nodes, fitted.devices_per_node) == (2, 8)
+    assert read(path).facts.workers == 16
+
+
+def test_the_name_of_the_file_tells_an_operation_that_no_column_names(tmp_path: Path) -> None:
+    text = "ranks,size,time_us\n8,1048576,104.3\n"
+    [table] = tables(written(tmp_path, text, "reduce_scatter_8.csv"))
+    assert table.op == "reducescatter"
+    [table] = tables(written(tmp_path, text))
+    assert not table.op
+    rates = "op,ranks,redop,size,time_us,algbw,busbw\n,8,sum,67108864,1404.0,47.80,83.65\n"
+    [table] = tables(written(tmp_path, rates))
+    assert table.op == "allreduce"
+    assert table.problems[0].endswith("not named: by its bandwidths allreduce")
+
+
+def test_a_damaged_row_is_named_with_its_line(tmp_path: Path) -> None:
+    text = "op,ranks,size,time_us\n" + rows("{op},{ranks},{size},{us}")
+    path = written(tmp_path, text.replace("104.3", "1x4.3", 1))
+    with pytest.raises(DamagedInput, match="1 row is not whole, and is left out, from line 3"):
+        fw.fit_cluster([path], devices_per_node=8)
+    for off in ("1e999", "1e-9", "5e12"):
+        path = written(tmp_path, text.replace("104.3", off, 1))
+        with pytest.raises(DamagedInput, match="line 3"):
+            fw.fit_cluster([path], devices_per_node=8)
+    noted = written(tmp_path, f"{text}\n# by hand\naverage,,,\n")
+    assert len(tables(noted)[0].rows) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("op,ranks,size,time\nallreduce,8,1024,12\n", "its times have no unit: name the column"),
+        ("op,ranks,size,time,algbw\nallreduce,8,1024,12,9\n", "no unit fits its algbw"),
+        (
+            "gpu,op,ranks,size,time_us\na100,allreduce,8,1024,12\nh100,allreduce,8,1024,9\n",
+            r"of several systems \(a100, h100\): keep those of one",
+        ),
+    ],
+)
+def test_a_table_that_may_mean_two_things_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        tables(written(tmp_path, text))
+
+
+def test_a_contradiction_names_the_line_of_a_row(tmp_path: Path) -> None:
+    path = written(tmp_path, "op,ranks,size,time_us\n" + rows("{op},{ranks},{size},{us}"))
+    with pytest.raises(UsageError, match=r"table\.csv, line 4: allreduce of 67.11 MB.*nics\.rate"):
+        fw.fit_cluster([path], cluster="p3dn")
+
+
+def test_a_text_that_is_no_table_is_refused_without_an_option_of_other_commands(
+    tmp_path: Path,
+) -> None:
+    path = written(tmp_path, "hello world\nno table\n", "notes.txt")
+    with pytest.raises(DamagedInput, match="tables of nccl-tests") as refused:
+        fw.fit_cluster([path], devices_per_node=8)
+    assert "--pattern" not in str(refused.value)
+    with pytest.raises(DamagedInput, match="--pattern REGEX"):
+        read(path)
+    lacking = written(tmp_path, "op,size,time_us\nallreduce,1024,12\n")
+    with pytest.raises(DamagedInput, match="lacks columns: ranks"):
+        fw.fit_cluster([lacking], devices_per_node=8)
