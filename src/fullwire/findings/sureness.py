@@ -209,7 +209,8 @@ class ContentionIsKept(Finding):
     is_assumption = True
     template = (
         "{run}: its ranks and its communication share processors, so computing takes longer. "
-        "Predictions keep that as recorded, but for turns on a processor; T1 is without it."
+        "Predictions keep that as recorded, but for turns on a processor, and for a measured "
+        "transport that does less work. T1 is without it."
     )
 
     run: str
@@ -220,8 +221,8 @@ class ContentionIsCarried(Finding):
 
     template = (
         "{run}: its ranks and its communication share processors, so computing takes longer. T1 is "
-        "without that. Predicted, it follows the ranks on a processor and the bytes sent beside "
-        "computing."
+        "without that. Predicted, it follows the ranks on a processor, the bytes sent beside "
+        "computing, and the time in which they are sent."
     )
 
     run: str

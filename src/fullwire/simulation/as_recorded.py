@@ -68,7 +68,9 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
         if not crowding.is_by_time:
             taken = min(busy * recorded_ranks, 1.0)
     if is_beside and crowding.recorded_ranks <= 1:  # else ranks are late by turns of their own
-        step = step.with_lateness_as_contention(taken)
+        late_ns, step = -step.crowded_ns, step.with_lateness_as_contention(taken)
+        late_ns += step.crowded_ns
+        crowding = replace(crowding, lateness_share=late_ns / max(step.crowded_ns, 1))
     crowded = replace(subject, step=step, crowding=crowding)
     [apart] = point.local_steps
     if not is_beside:
@@ -87,8 +89,12 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
     if not crowding.is_by_time:
         crowding = replace(crowding, recorded_work_s=work_s / apart)
         crowded = replace(crowded, crowding=crowding)
-    work_s /= max(crowding.recorded_ranks, 1.0)
-    likely = taken * (work_s / max(all_bits, 1.0)) ** BY_BITS
+    likely = 0.0
+    if isinstance(transport, MeasuredTransport) and all_bits:
+        for_bits = replace(transport, processor_s_per_hop=0.0)
+        work_s = float(messages.exposed(asked[0], asked[1], for_bits, asked[3]).work_s.sum())
+        crowding = replace(crowding, s_per_bit=work_s / all_bits)
+        likely = taken * (crowding.s_per_bit / max(crowding.recorded_ranks, 1.0)) ** BY_BITS
     whole_s = float((exposed.busy_s + exposed.by_others_s).sum()) + others_s
     is_told = float(exposed.hidden_s.sum()) >= _LEAST_BESIDE * whole_s or likely * t1_off > 0
     if not beside + others_s or not is_told:
@@ -99,8 +105,6 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
         told = told.with_another(_Estimate(likely, likely * _LIKELY_OFF))
     crowded_s = step.crowded_by_messages_s
     rest_s = max(crowded_s - told.value * beside - NORMAL_90 * t1_off * alone_s, 0.0)
-    if isinstance(transport, MeasuredTransport) and all_bits:
-        crowding = replace(crowding, s_per_bit=float(exposed.busy_s.sum()) / all_bits)
     crowding = replace(
         crowding,
         s_each=told.value,

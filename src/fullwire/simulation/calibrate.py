@@ -68,8 +68,7 @@ class _Known:
 
 
 # Part of Gloo's work is outside the clocks of its threads. Where processors hold a message up, it
-# takes this many times the threads' own time. This number, and the three of Gloo below, were chosen
-# on labs of two to four ranks at 0.5 to 10 Gbps (validation/README.md).
+# takes so many times the threads' time. This and Gloo's three numbers below were chosen on labs.
 _KERNEL_FACTOR = _Known(KERNEL_FACTOR, 0.08)
 # A byte takes less work of processors that are idle most of the time: two of them share caches,
 # memory, and often a core. So the same bytes take so much more where processors hold them up, and
@@ -510,7 +509,8 @@ class _Fit:
         ]
         # Longer periods have a slower line, or slower processors, as far as each decides them.
         by_line, *by_work, _ = (weights * spreads) @ slopes[: self._seen] / weights.sum()
-        slower = np.array([by_line, *2 * [sum(by_work)], 0.0]) / (by_line**2 + sum(by_work) ** 2)
+        slower = np.array([by_line, *2 * [sum(by_work)], 0.0])
+        slower = np.clip(slower / (by_line**2 + sum(by_work) ** 2), -1.0, 1.0)
         turns += [sign * misfit * slower for sign in (-1, 1)]
         sooner, later = (self._transport(at + off * slower) for off in _off(self._runs))
         return Calibration(

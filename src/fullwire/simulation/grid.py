@@ -201,9 +201,10 @@ class Crowding:
     s_each: float = 0.0  # for each second, or each bit^(2/3) * s^(1/3)
     off_s_each: float = 0.0  # a standard deviation
     recorded_beside: float = 0.0  # seconds or that mean beside computing, in the recorded step
-    s_per_bit: float = 1.0  # as recorded on a measured transport; another one has any number
+    s_per_bit: float = 1.0  # of work on a measured transport; alike for all bits on another one
     steady_share: float = 1.0  # of the recorded contention, which these bits do not explain
     recorded_work_s: float = 0.0  # of a measured transport in the recorded step, on processors
+    lateness_share: float = 0.0  # of the recorded contention: ranks that were late by turns
     busy_by_a_rank: float = 1.0  # of a processor, by a rank's own computing
     recorded_ranks: float = 1.0  # that computed on each processor
     late_by_turns: float = 1.0  # share of the lateness that ranks on a processor cause

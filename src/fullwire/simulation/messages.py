@@ -99,8 +99,8 @@ class Exposed:
 
 # Messages delay computing on the same processors by their work, and also each time they wake up
 # beside it. So the delay follows the bits beside computing and the time in which they are sent, as
-# a mean of both with these weights, which were chosen on labs (validation/README.md). A transport
-# that was not measured does the same work for a bit, however soon a full line has sent it.
+# a mean of both with these weights, which were chosen on labs (validation/README.md). On a
+# transport that was not measured they take the time of their work at the least.
 BY_BITS = 2 / 3
 
 
@@ -190,8 +190,9 @@ class Messages:
             hidden = 1 - by_buckets_s / np.maximum(busy_s, np.finfo(float).tiny)
             bits = self.sent_bits(chosen, rate_bps, transport, ratio)
             is_timed = isinstance(transport, MeasuredTransport)
-            time_s = np.asarray(busy_s if is_timed else bits * crowding.s_per_bit)
-            beside = np.clip(hidden, 0.0, 1.0) * bits**BY_BITS * time_s ** (1 - BY_BITS)
+            time_s = busy_s if is_timed else np.maximum(busy_s, bits * crowding.s_per_bit)
+            amount = bits**BY_BITS * np.asarray(time_s) ** (1 - BY_BITS)
+            beside = amount * np.clip(hidden, 0.0, 1.0)
         instead_s = others_s if self.subject.step.sends_nothing else np.zeros(())
         hidden_s = others_s - by_others_s
         if not self.subject.step.others.sum_gradients:
@@ -240,9 +241,10 @@ class Messages:
         if isinstance(jitter, AsRecorded):
             still_late = self.subject.crowding.still_late(self.subject.ranks_per_processor(workers))
             late_s = late_s * still_late[:, None, None]
-        overhead_s = overhead_s + self._crowded_s(
-            exposed, workers, transport, accumulate, local_steps, late_s
-        )
+        crowded_s = self._crowded_s(exposed, workers, transport, accumulate, local_steps, late_s)
+        if not isinstance(jitter, AsRecorded):  # which has its own lateness
+            crowded_s = crowded_s * (1 - self.subject.crowding.lateness_share)
+        overhead_s = overhead_s + crowded_s
         step = self.subject.step
         if np.any(step.own_s) or isinstance(transport, MeasuredTransport):
             # Ranks on the same processors compute by turns. The step takes at least the work of all
