@@ -143,6 +143,16 @@ def readers() -> Mapping[str, Reader]:
             [each.encode() for each in (CSV, JSON, ROWS)],
             [b",", b"\n", b'"', b" float ", b"N/A", b" -1 ", b"{", b'"size":'],
         ),
+        "collective-csv": Reader(
+            "collective-csv",
+            [
+                b"nodes,gpus,collective,size_bytes,time_us,algbw,busbw\n"
+                b"2,16,all_reduce,1048576,104.3,10.05,18.85\n"
+                b"2,16,all_reduce,4194304,305.1,13.75,25.77\n",
+                b"op;Size (MB);time (ms);ranks\nall_gather;1,5;0,25;8\nall_gather;3;0,4;8\n",
+            ],
+            [b",", b";", b"\n", b'"', b"N/A", b"1,048,576", b"# avg", b" (GB)", b"\t", b"1e308"],
+        ),
         "osu": Reader(
             "osu",
             [ALLREDUCE.encode(), METRICS.encode()],
