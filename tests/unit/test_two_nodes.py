@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.cluster_fit import ClusterFit, made_of
+from fullwire.clusters import cluster
 from fullwire.clusters.cluster import Cluster, Inside, Nics, with_nodes
 from fullwire.clusters.description import as_toml, described
 from fullwire.collectives.fitting import Table, fitted, residuals
 from fullwire.collectives.library import library_time
+from fullwire.collectives.usual import usual
 from fullwire.findings.collective import collective_findings
 from fullwire.report.cluster import print_cluster_fit
 from fullwire.words import sentences
@@ -277,6 +280,61 @@ def test_without_a_table_of_two_nodes_their_interval_holds_the_tree_that_sends_h
     told = sentences([*collective_findings(fw.collective("allreduce", workers=16, **asked))])
     if rates != BALANCED:  # The switches of that machine add, and send half as well.
         assert "whether an all-reduce of two nodes sends half" in " ".join(told)
+
+
+@pytest.mark.parametrize("workers", [16, 24, 32])
+@pytest.mark.parametrize("is_fitted", [False, True])
+def test_faster_nics_never_make_an_answer_longer(workers: int, is_fitted: bool) -> None:
+    """NICs that hold up a tree of two nodes become others gradually, and so do the times."""
+    times_s = []
+    for gb_s in np.geomspace(60, 200, 40).tolist():
+        rates = (240e9, gb_s * 1e9)
+        where = replace(a_fit(rates, (8,), is_described=True), measured=None)
+        if is_fitted:
+            measured = a_fit(rates, (8, 32), is_described=True).measured
+            where = replace(where, measured=measured)
+        said = library_time("allreduce", where, 2**28, workers)
+        assert said.low_s < said.time_s < said.high_s
+        times_s.append(said.time_s)
+        assert described(as_toml(where), "open.toml") == where
+    steps = np.diff(np.log(times_s))
+    assert steps.max() < (0.03 if is_fitted else 1e-9)  # the tables of each fit have noise
+    assert steps.min() > -0.1
+
+
+def test_rows_of_other_operations_do_not_tell_that_switches_never_add() -> None:
+    """One node of eight H200 (ai-dynamo/aiconfigurator): its all-reduces fit adding better."""
+    table = Path(__file__).parents[1] / "data" / "inputs" / "h200.csv"
+    found = with_nodes(fw.fit_cluster([table], devices_per_node=DEVICES).cluster, 2)
+    said = library_time("allreduce", found, 2**28, 16)
+    assert said.algorithm == "nvls-tree"
+    assert said.time_s == pytest.approx(1.21e-3, rel=0.02)
+
+
+@pytest.mark.parametrize(("shown", "is_asked"), [((8,), True), ((4, 8), False)])
+def test_a_fit_asks_for_several_counts_of_one_node_only_if_it_lacks_them(
+    capsys: pytest.CaptureFixture[str], shown: tuple[int, ...], is_asked: bool
+) -> None:
+    found = a_fit(BALANCED, shown, is_described=True)
+    assert found.measured is not None
+    either = replace(found.measured, other=replace(found.measured, switch_share=0.0, other=None))
+    found = replace(found, measured=replace(either, switch_share=0.8))
+    rows = residuals(found, [a_table(workers, BALANCED) for workers in shown])
+    print_cluster_fit(ClusterFit(cluster=found, residuals=tuple(rows), choices=()))
+    text = " ".join(capsys.readouterr().out.split())
+    assert "whether the library lets the switches in the nodes add" in text
+    assert ("Tables of one node" in text) == is_asked
+
+
+def test_three_described_nodes_hold_both_answers_too() -> None:
+    """The tree of three nodes also sends less where the one of two sends half."""
+    where = cluster("p3dn", 3)
+    said = library_time("allreduce", where, 2**28, 24)
+    usual_s = library_time(
+        "allreduce", replace(where, measured=replace(usual(where), pair_share=0.7)), 2**28, 24
+    ).time_s
+    assert said.time_s < 0.9 * usual_s < 0.9 * said.high_s
+    assert said.pair_is_open
 
 
 def test_a_described_pair_of_nodes_takes_the_tree_that_sends_half_where_nics_are_slow() -> None:

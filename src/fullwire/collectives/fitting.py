@@ -25,7 +25,7 @@ import numpy as np
 from fullwire.clusters.cluster import Cluster, Floats
 from fullwire.clusters.measured import MOST_SHARE, Measured, Protocol, Shown
 from fullwire.collectives.library import Needs, library_time, needs, ways_s
-from fullwire.collectives.usual import USUAL_PAIR_SHARE, are_slow_beside, usual
+from fullwire.collectives.usual import USUAL_PAIR_SHARE, half_weight, usual
 
 LEAST_BYTES = 1024  # smaller messages take as long
 _ROW_SPREAD = 0.08  # of a row's logarithm, where protocols describe a machine well
@@ -117,6 +117,7 @@ class _Library:
     has_tree: bool = True
     adds: bool = True  # by the switches of a node, if they can
     sends_half: bool = False  # by a tree of two nodes, as of one of more
+    half_weight: float = 0.0  # or so far from the usual tree to that one
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,7 @@ class _Fit:
     rows: Sequence[_Rows]  # as it takes them
     of_rows: float  # in squares of what a repeated measurement differs by
     of_all: float  # with the distance from the usual numbers
+    of_reduces: float  # the same without rows of other operations than all-reduce
 
 
 def _likely(cluster: Cluster, rows: Sequence[_Rows], nics_are_stated: bool) -> list[_Fit]:
@@ -142,23 +144,29 @@ def _likely(cluster: Cluster, rows: Sequence[_Rows], nics_are_stated: bool) -> l
     can_add = inside is not None and inside.can_add  # a library may still not use that
 
     def closest(library: _Library, rows: Sequence[_Rows]) -> list[_Fit]:
-        """Fit a library with switches that add and without, and drop what is clearly farther."""
-        fits = [_fit(cluster, rows, library)]
+        """Fit a library with switches that add and without, and drop what is clearly farther.
+
+        Rows of other operations show no switches, so only all-reduces order the two.
+        """
+        fits = [adding := _fit(cluster, rows, library)]
         if can_add:
             without = _fit(cluster, rows, replace(library, adds=False))
-            fits.append(replace(without, of_all=without.of_all + _UNUSUAL))
-        return _close(fits, rows)
+            of_all = adding.of_all + without.of_reduces - adding.of_reduces + _UNUSUAL
+            fits = _close([adding, replace(without, of_all=of_all)], rows)
+        return fits
 
-    fits = closest(_Library(), rows)
+    nics_are_known = nics_are_stated or any(  # by tables that leave no tree that sends half open
+        count > 1 and (row.table.op, count) != ("allreduce", 2)
+        for count, row in zip(nodes, rows, strict=True)
+    )
+    half = half_weight(nics_bps, inside)
+    between = half if nics_are_known and 2 not in spanned and half < 1 else 0.0
+    fits = closest(_Library(half_weight=between), rows)
     if spanned:
         rings = closest(_Library(has_tree=False), rows)
         fits += [replace(ring, of_all=ring.of_all + _UNUSUAL) for ring in rings]
-    guesses: list[_Fit] = []
+    guesses = closest(_Library(), rows) if between else []
     if cluster.devices_per_node > 1:  # else a ring of two nodes sends as little
-        nics_are_known = nics_are_stated or any(  # by tables that leave no such tree open
-            count > 1 and (row.table.op, count) != ("allreduce", 2)
-            for count, row in zip(nodes, rows, strict=True)
-        )
         half_usual = replace(usual(cluster), pair_share=0.0)
         of_half = [
             replace(row, needs=needs(row.table.op, cluster, row.table.workers, half_usual))
@@ -168,11 +176,11 @@ def _likely(cluster: Cluster, rows: Sequence[_Rows], nics_are_stated: bool) -> l
             row.held_up_by_nics() if count == 2 and not nics_are_known else row
             for count, row in zip(nodes, of_half, strict=True)
         ]
-        half = closest(_Library(sends_half=True), pulled)
-        if are_slow := are_slow_beside(nics_bps, inside):  # a library takes such a tree there
-            half = [replace(fit, of_all=fit.of_all - _UNUSUAL) for fit in half]
+        halves = closest(_Library(sends_half=True), pulled)
+        if are_slow := half == 1:  # a library takes such a tree there
+            halves = [replace(fit, of_all=fit.of_all - _UNUSUAL) for fit in halves]
         is_usual = nics_are_known if 2 in spanned else nics_are_known and are_slow
-        (fits if is_usual or (2 in spanned and are_slow) else guesses).extend(half)
+        (fits if is_usual or (2 in spanned and are_slow) else guesses).extend(halves)
     of_all = attrgetter("of_all")
     fits = [*sorted(fits, key=of_all), *sorted(guesses, key=of_all)]
     # Each of the fits goes through the tables of one number of nodes.
@@ -198,6 +206,7 @@ def _fit(cluster: Cluster, rows: Sequence[_Rows], library: _Library) -> _Fit:
             tree_share=measured.tree_share if library.has_tree else 0.0,
             switch_share=measured.switch_share if library.adds else 0.0,
             pair_share=0.0 if library.sends_half else measured.pair_share,
+            half_weight=library.half_weight,
         )
 
     def misfits(at: Floats) -> Floats:
@@ -230,7 +239,10 @@ def _fit(cluster: Cluster, rows: Sequence[_Rows], library: _Library) -> _Fit:
         if gained < 1e-4:
             break
     of_rows = now[: sum(len(row.sizes) for row in rows)] * (_ROW_SPREAD / _REPEATS)
-    return _Fit(as_measured(at), rows, float(of_rows @ of_rows), float(now @ now))
+    counts = [len(row.sizes) for row in rows] + [len(at)]
+    reduces = now[np.repeat([row.table.op == "allreduce" for row in rows] + [True], counts)]
+    of_all, of_reduces = float(now @ now), float(reduces @ reduces)
+    return _Fit(as_measured(at), rows, float(of_rows @ of_rows), of_all, of_reduces)
 
 
 def residuals(cluster: Cluster, tables: Sequence[Table]) -> list[Residual]:

@@ -100,7 +100,9 @@ class Needs:
     def byte_s(self, measured: Measured, protocol: Protocol) -> tuple[float, float]:
         """Return the time of a byte on the links within a node, and on those between nodes."""
         switch_share = measured.switch_share if self.by_switch else 1.0
-        between_s = self.between_s + (measured.pair_share or self.half_share) * self.pair_s
+        half = measured.half_weight if measured.pair_share else 1.0
+        share = half * self.half_share + (1 - half) * measured.pair_share
+        between_s = self.between_s + share * self.pair_s
         return (
             self.inside_s / protocol.inside_share / switch_share,
             between_s / protocol.between_share,
@@ -335,9 +337,10 @@ def library_time(
         return LibraryTime(algorithm=names(op)[0], time_s=0.0, low_s=0.0, high_s=0.0)
     measured = cluster.measured or usual(cluster)
     fits = [*measured.allowed()] if algorithm is None else [measured]
-    if cluster.measured is None and -(-workers // cluster.devices_per_node) == 2:
+    if cluster.measured is None and workers > cluster.devices_per_node > 1:
         # No table tells what a tree of two sends.
-        fits += [replace(measured, pair_share=share) for share in (0.0, USUAL_PAIR_SHARE)]
+        either = (0.0, USUAL_PAIR_SHARE)
+        fits += [replace(measured, pair_share=share, half_weight=0.0) for share in either]
     if cluster.measured is None and cluster.inside is not None and cluster.inside.adds is None:
         fits += [replace(fit, switch_share=0.0) for fit in fits]
     times = [_time_by(fit, op, cluster, size_bytes, workers, algorithm) for fit in fits]
@@ -358,7 +361,8 @@ def library_time(
         time.time_s
         for fit, time in zip(fits, times, strict=True)
         if bool(fit.pair_share) != bool(measured.pair_share)
-        and bool(fit.tree_share) == bool(measured.tree_share)
+        or fit.half_weight != measured.half_weight
+        if bool(fit.tree_share) == bool(measured.tree_share)
         and bool(fit.switch_share) == bool(measured.switch_share)
     ]
     return replace(
