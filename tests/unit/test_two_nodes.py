@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from fullwire.answers.cluster_fit import ClusterFit, made_of
 from fullwire.clusters import cluster
 from fullwire.clusters.cluster import Cluster, Inside, Nics, with_nodes
 from fullwire.clusters.description import as_toml, described
+from fullwire.collectives import fitting
 from fullwire.collectives.fitting import Table, fitted, residuals
-from fullwire.collectives.library import library_time
+from fullwire.collectives.library import FASTEST_NIC_BPS, library_time
 from fullwire.collectives.usual import usual
 from fullwire.findings.collective import collective_findings
 from fullwire.report.cluster import print_cluster_fit
@@ -207,6 +209,83 @@ def test_tables_of_full_nodes_do_not_tell_how_many_nics_a_last_node_uses(
     assert (said_of_part.open_of_nics, said_of_full.open_of_nics) == ("count", None)
     told = " ".join(sentences([*collective_findings(said_of_part)]))
     assert "The last node is partly filled" in told
+
+
+def test_a_table_of_a_part_node_tells_how_many_nics_it_uses() -> None:
+    found = a_fit(HELD_UP[0], (8, 32, 36))
+    asked: dict[str, Any] = {"bytes": "1GiB", "cluster": found}
+    open_of = [
+        fw.collective("allreduce", workers=workers, **asked).open_of_nics
+        for workers in (36, 44, 35)
+    ]
+    assert open_of == [None, None, "count"]
+
+
+def test_a_stated_rate_of_nics_leaves_their_number_open() -> None:
+    found = a_fit(HELD_UP[0], (8, 32))
+    asked: dict[str, Any] = {"bytes": "1GiB", "cluster": found, "bandwidth": "100Gbps"}
+    assert fw.collective("allreduce", workers=36, **asked).open_of_nics == "count"
+    assert fw.collective("allreduce", workers=40, **asked).open_of_nics is None
+
+
+@pytest.mark.parametrize("shown", [(8,), (8, 32)])
+def test_nics_that_devices_are_tied_to_may_be_open_too(shown: tuple[int, ...]) -> None:
+    found = a_fit(HELD_UP[0], shown)
+    tied = replace(found, nics=replace(found.nics, of_device=tuple(range(DEVICES))))
+    asked: dict[str, Any] = {"bytes": "1GiB", "workers": 36}
+    said, of_tied = (fw.collective("allreduce", cluster=each, **asked) for each in (found, tied))
+    assert of_tied.interval == said.interval
+
+
+def test_a_guessed_rate_of_nics_is_no_faster_than_the_fastest_that_is_said() -> None:
+    found = a_fit((1900e9, 1e9), (4, 8))
+    assert found.nics.rate_bps == FASTEST_NIC_BPS
+
+
+def test_a_played_time_says_that_its_nics_are_a_guess() -> None:
+    asked: dict[str, Any] = {"bytes": "1GiB", "cluster": a_fit(HELD_UP[0], (4, 8))}
+    ways: list[dict[str, Any]] = [{"algorithm": "ring"}, {"level": "event"}]
+    for how in ways:
+        said = fw.collective("allreduce", workers=16, **how, **asked)
+        assert said.open_of_nics == "rate"
+
+
+def test_rows_that_do_not_depend_on_a_library_are_fitted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts: list[fitting._Library] = []
+    fit = fitting._fit
+
+    def counted(
+        where: Cluster, rows: Sequence[fitting._Rows], library: fitting._Library
+    ) -> fitting._Fit:
+        counts.append(library)
+        return fit(where, rows, library)
+
+    monkeypatch.setattr(fitting, "_fit", counted)
+    for op, count in (("allreduce", 2), ("allgather", 1)):  # with switches that add and without
+        counts.clear()
+        where = cluster("dgx-h100", 2)
+        found = fitted(where, [a_table(workers, BALANCED, op) for workers in (4, 8)])
+        assert found.measured is not None
+        assert len(counts) == count
+        assert len([*found.measured.allowed()]) == 4
+
+
+def test_a_named_algorithm_is_timed_by_a_fit_whose_library_has_it() -> None:
+    found = a_fit(BALANCED, (8,), is_described=True)
+    assert found.measured is not None
+    adding = replace(found.measured, switch_share=0.6, other=None)
+    without = replace(adding, switch_share=0.0)
+    assert found.inside is not None
+    inside = replace(found.inside, adds=True)
+    times_s = [
+        library_time(
+            "allreduce", replace(found, inside=inside, measured=measured), 2**30, 8, "nvls"
+        ).time_s
+        for measured in (adding, replace(without, other=adding), without)
+    ]
+    assert times_s[0] == times_s[1] > times_s[2]
 
 
 def test_links_in_a_node_may_hide_slow_nics_and_the_interval_says_so() -> None:

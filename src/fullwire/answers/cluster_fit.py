@@ -25,6 +25,7 @@ from fullwire.collectives.fitting import (
     residuals,
 )
 from fullwire.collectives.library import (
+    FASTEST_NIC_BPS,
     FITTED_OPS,
     library_time,
     needs,
@@ -230,11 +231,15 @@ class _Shown:
     @property
     def why_unused(self) -> str:
         """Return why no protocol can be fitted to it; "" if it can."""
+        if not self.op and self.path.suffix in (".csv", ".tsv"):
+            return (
+                "does not name its operation: expected a column op, such as alltoall in each row, "
+                "or a file name like alltoall_16.csv"
+            )
         if not self.op:
             return (
                 "does not name its operation: expected the command above the table, such as "
-                "`# alltoall_perf -b 8 -e 1G`, a column `op` of CSV, or a file name like "
-                "alltoall_16.log"
+                "`# alltoall_perf -b 8 -e 1G`, or a file name like alltoall_16.log"
             )
         if self.op not in FITTED_OPS:
             return f"is of {self.op}, which is not fitted"
@@ -397,7 +402,7 @@ def made_of(tables: Sequence[Table], devices_per_node: int, name: str) -> Cluste
     is_of_pairs = {count for count in counts if count[1] > 1} == {("allreduce", 2)}
     if is_of_pairs and half_weight(nic_bps * devices_per_node, inside) < 1:
         nic_bps = ring_bps
-    nic_bps = nic_bps or inside_bps / large.between_share / devices_per_node
+    nic_bps = nic_bps or min(inside_bps / large.between_share / devices_per_node, FASTEST_NIC_BPS)
     nics = replace(unit.nics, rate_bps=nic_bps, of_tables=True)
     return replace(unit, inside=inside, nics=nics, rests_on=sentence(RatesOfTables()))
 

@@ -41,6 +41,7 @@ _REPEATS = 0.01  # a time, measured again: rows that are this close show no diff
 _PROTOCOL_SPREADS = ((0.7, 0.6, 0.6, 0.5), (0.7, 0.6, 0.6, 0.15), (0.7, 0.6, 0.6, 1e-3))
 # Within nodes, between them, of a tree, of a pair, of adding switches.
 _SHARES_SPREAD = (0.2, 0.4, 0.12, 0.7, 0.12)
+_OF_SEVERAL_NODES = (2, 6, 10, 13, 14, 15)  # of these numbers: tables of one node do not move them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +151,9 @@ def _likely(cluster: Cluster, rows: Sequence[_Rows], nics_are_stated: bool) -> l
         """
         fits = [adding := _fit(cluster, rows, library)]
         if can_add:
-            without = _fit(cluster, rows, replace(library, adds=False))
+            lacking = replace(adding, measured=replace(adding.measured, switch_share=0.0))
+            reduces = any(row.table.op == "allreduce" for row in rows)
+            without = _fit(cluster, rows, replace(library, adds=False)) if reduces else lacking
             of_all = adding.of_all + without.of_reduces - adding.of_reduces + _UNUSUAL
             fits = _close([adding, replace(without, of_all=of_all)], rows)
         return fits
@@ -165,7 +168,9 @@ def _likely(cluster: Cluster, rows: Sequence[_Rows], nics_are_stated: bool) -> l
     if spanned:
         rings = closest(_Library(has_tree=False), rows)
         fits += [replace(ring, of_all=ring.of_all + _UNUSUAL) for ring in rings]
-    guesses = closest(_Library(), rows) if between else []
+    is_of_one_node = set(nodes) == {1}  # then no row depends on a tree
+    usual_ones = [replace(fit, measured=replace(fit.measured, half_weight=0.0)) for fit in fits]
+    guesses = [] if not between else usual_ones if is_of_one_node else closest(_Library(), rows)
     if cluster.devices_per_node > 1:  # else a ring of two nodes sends as little
         half_usual = replace(usual(cluster), pair_share=0.0)
         of_half = [
@@ -176,7 +181,12 @@ def _likely(cluster: Cluster, rows: Sequence[_Rows], nics_are_stated: bool) -> l
             row.held_up_by_nics() if count == 2 and not nics_are_known else row
             for count, row in zip(nodes, of_half, strict=True)
         ]
-        halves = closest(_Library(sends_half=True), pulled)
+        if is_of_one_node:
+            halves = [
+                replace(fit, measured=replace(fit.measured, pair_share=0.0)) for fit in usual_ones
+            ]
+        else:
+            halves = closest(_Library(sends_half=True), pulled)
         if are_slow := half == 1:  # a library takes such a tree there
             halves = [replace(fit, of_all=fit.of_all - _UNUSUAL) for fit in halves]
         is_usual = nics_are_known if 2 in spanned else nics_are_known and are_slow
@@ -216,20 +226,22 @@ def _fit(cluster: Cluster, rows: Sequence[_Rows], library: _Library) -> _Fit:
         pull = np.sqrt(np.minimum(1.0, 2 / np.maximum(np.abs(off), 1e-9)))
         return np.concatenate([off * pull, (at - first) / spreads])
 
+    moved = np.arange(len(first))
+    if all(row.table.workers <= cluster.devices_per_node for row in rows):
+        moved = np.delete(moved, _OF_SEVERAL_NODES)
+    axes = np.eye(len(first))[moved]
     at, damping, now = first, 1.0, misfits(first)
     for _ in range(_ROUNDS):
         step = 1e-4
         slopes = np.stack(
-            [
-                (misfits(at + step * axis) - misfits(at - step * axis)) / (2 * step)
-                for axis in np.eye(len(at))
-            ],
+            [(misfits(at + step * axis) - misfits(at - step * axis)) / (2 * step) for axis in axes],
             axis=1,
         )
         square = slopes.T @ slopes
         gained = 0.0
         for _ in range(8):
-            change = np.linalg.solve(square + damping * np.diag(np.diag(square)), -slopes.T @ now)
+            damped = square + damping * np.diag(np.diag(square))
+            change = np.linalg.solve(damped, -slopes.T @ now) @ axes
             then = misfits(at + np.clip(change, -0.5, 0.5))
             gained = float(now @ now - then @ then)
             if gained > 0:
