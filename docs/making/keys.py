@@ -556,6 +556,7 @@ MEANINGS: Mapping[str, str] = {
     "between_share": "The same between nodes.",
     "tree_share": "The rate that a tree fills, over that of a ring.",
     "pair_share": "1 if a tree of two nodes sends as much as a ring; 0 if half and one of 4 does.",
+    "half_weight": "How far a time lies from that of `pair_share` to that of 0, if that is open.",
     "switch_share": "The rate that adding switches fill, over that of a ring.",
     "spread": "The standard deviation of a time's logarithm.",
     "measured.other": "A fit that the tables allow as well, which may have another one; or null.",

@@ -216,6 +216,11 @@ def show_duration(time_s: float) -> str:
     return _scaled(float(f"{time_s:.2e}"), [(1.0, "s"), (1e-3, "ms"), (1e-6, "us")], "s")
 
 
+def show_short(number: float) -> str:
+    """Return a number with three digits, without an exponent from 1000 on: "1,410"."""
+    return f"{float(f'{number:.3g}'):,.15g}"
+
+
 def show_number(number: float) -> str:
     """Return a number with four digits, whole from 1000 on: 16852.3 is "16,850"."""
     rounded = float(f"{number:.4g}")

@@ -100,11 +100,92 @@ def test_a_damaged_row_is_named_with_its_line(tmp_path: Path) -> None:
             "gpu,op,ranks,size,time_us\na100,allreduce,8,1024,12\nh100,allreduce,8,1024,9\n",
             r"of several systems \(a100, h100\): keep those of one",
         ),
+        (
+            "op,ranks,algorithm,size,time_us\nallreduce,8,Ring,1024,12\nallreduce,8,Tree,1024,9\n",
+            r"of one size differ in their algorithm \(ring, tree\): keep those of one",
+        ),
+        (
+            "op,ranks,dtype,size_B,time_us\nallreduce,8,half,1024,12\nallreduce,8,float,1024,9\n",
+            r"differ in their dtype \(float, half\)",
+        ),
+        (
+            "op,ranks,in_place,size,time_us\nallreduce,8,0,1024,12\nallreduce,8,1,1024,9\n",
+            r"differ in their in_place \(0, 1\)",
+        ),
+        (
+            "op,ranks,dtype,message_size,time_us\nallreduce,8,half,524288,50\n",
+            "may be bytes or elements: expected size_bytes",
+        ),
+        (
+            "op,ranks,dtype,size,time_us,algbw\nallreduce,8,half,1048576,50,41.94\n",
+            "0.5 times its algbw",
+        ),
+        (
+            "op,ranks,size,time_us,algbw_GBps\nallreduce,8,1048576,0.05,20.97\n",
+            r"1e\+03 times its algbw",
+        ),
+        ("op\tranks\tsize\ttime_us\nallreduce\t8\t1024\t2,100\n", "may stand between thousands"),
+        (
+            'op,ranks,size,time_us\nallreduce,8,"65,536","35,5"\n',
+            "a comma, as in '35,5', may stand between thousands or before decimals",
+        ),
     ],
 )
 def test_a_table_that_may_mean_two_things_is_refused(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         tables(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "times_us"),
+    [
+        ("ranks\top\tsize\ttime_us\n8\tallreduce\t1,048,576\t2,100\n", {2**20: 2100.0}),
+        ('ranks,op,size,time_us\n8,allreduce,65536,"35,5"\n', {2**16: 35.5}),
+        ("name,collective,ranks,size,time_us\nrun1,all_reduce,8,1024,9\n", {1024: 9.0}),
+        ("op,collective,ranks,size,time_us\nsum,all_reduce,8,1024,9\n", {1024: 9.0}),
+        (
+            "op,ranks,device,size,time_us\nallreduce,8,0,1024,9\nallreduce,8,1,2048,9\n",
+            {1024: 9.0, 2048: 9.0},
+        ),
+        ("op,ranks,size,time_us\nallreduce,8,1GB,9\nallreduce,8,1G,9\n", {10**9: 9.0, 2**30: 9.0}),
+        ("op,ranks,size_GB,time_us\nallreduce,8,1,9\n", {10**9: 9.0}),
+        ("op,ranks,size,time,algbw (Gbps)\nallreduce,8,1048576,0.05,167.8\n", {2**20: 50.0}),
+    ],
+)
+def test_columns_and_numbers_mean_what_their_whole_column_says(
+    tmp_path: Path, text: str, times_us: dict[int, float]
+) -> None:
+    [table] = tables(written(tmp_path, text))
+    assert table.op == "allreduce"
+    assert {row.bytes: row.time_us for row in table.rows} == pytest.approx(times_us)
+
+
+def test_of_repeated_rows_the_middle_one_counts(tmp_path: Path) -> None:
+    times_us = (48, 47, 49, 48, 192)
+    lines = [f"allreduce,8,{2**20},{us},{count}" for count, us in enumerate(times_us)]
+    path = written(tmp_path, "\n".join(["op,ranks,size_bytes,time_us,iter", *lines]))
+    assert len(tables(path)[0].rows) == len(times_us)
+    [residual] = fw.fit_cluster([path], devices_per_node=8).residuals
+    assert residual.measured_s == pytest.approx(48e-6)
+
+
+def test_comments_and_rows_without_a_size_or_a_time_leave_the_rest_to_the_fit(
+    tmp_path: Path,
+) -> None:
+    text = "op,ranks,size,time_us\n" + rows("{op},{ranks},{size},{us}")
+    odd = "\n# all_reduce,16,64,77\nall_reduce,16,0,12\nall_reduce,16,4194304,N/A\n"
+    path = written(tmp_path, text + odd)
+    found = fw.fit_cluster([path], devices_per_node=8)
+    assert len(found.residuals) == 2 * len(TIMES_US)
+    assert [problem.split(": ")[1] for problem in found.problems] == [
+        "1 row lacks a time, from line 10"
+    ]
+
+
+def test_a_csv_without_an_operation_is_asked_for_a_column(tmp_path: Path) -> None:
+    path = written(tmp_path, "ranks,size,time_us\n8,1048576,104.3\n")
+    with pytest.raises(UsageError, match="expected a column op, such as alltoall"):
+        fw.fit_cluster([path], devices_per_node=8)
 
 
 def test_a_contradiction_names_the_line_of_a_row(tmp_path: Path) -> None:

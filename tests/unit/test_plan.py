@@ -19,7 +19,7 @@ import fullwire as fw
 from fullwire.answers.plan_measured import MeasuredTable, measured_steps
 from fullwire.answers.plan_networks import device_of
 from fullwire.answers.plan_search import usable
-from fullwire.answers.planned import Lasting, PlanAnswer, Planned
+from fullwire.answers.planned import Lasting, PlanAnswer, Planned, Range
 from fullwire.clusters import names as cluster_names
 from fullwire.clusters.cluster import Cluster, Inside, Nics
 from fullwire.clusters.measured import Measured, Shown
@@ -1760,4 +1760,9 @@ def test_plans_on_nics_that_no_table_tells_hold_slow_and_fast_ones(
     ]
     assert told == [False, True]
     print_plan(made)
-    assert "or state nics.rate.\n" in capsys.readouterr().out.replace("\n  ", " ")
+    text = capsys.readouterr().out.replace("\n  ", " ")
+    assert "or fit these with --cluster FILE that states nics.rate.\n" in text
+    assert "Assumed: the rate of the NICs is a guess" in text
+    far = replace(known.plans[0], step_s=7.711, interval=Range(low_s=6.31, high_s=1412.3))
+    print_plan(replace(known, plans=(far,)))
+    assert "7.71 s (6.31-1,410)" in capsys.readouterr().out

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,13 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.cluster_fit import ClusterFit, made_of
+from fullwire.clusters import cluster
 from fullwire.clusters.cluster import Cluster, Inside, Nics, with_nodes
 from fullwire.clusters.description import as_toml, described
+from fullwire.collectives import fitting
 from fullwire.collectives.fitting import Table, fitted, residuals
-from fullwire.collectives.library import library_time
+from fullwire.collectives.library import FASTEST_NIC_BPS, library_time
+from fullwire.collectives.usual import usual
 from fullwire.findings.collective import collective_findings
 from fullwire.report.cluster import print_cluster_fit
 from fullwire.words import sentences
@@ -206,6 +211,83 @@ def test_tables_of_full_nodes_do_not_tell_how_many_nics_a_last_node_uses(
     assert "The last node is partly filled" in told
 
 
+def test_a_table_of_a_part_node_tells_how_many_nics_it_uses() -> None:
+    found = a_fit(HELD_UP[0], (8, 32, 36))
+    asked: dict[str, Any] = {"bytes": "1GiB", "cluster": found}
+    open_of = [
+        fw.collective("allreduce", workers=workers, **asked).open_of_nics
+        for workers in (36, 44, 35)
+    ]
+    assert open_of == [None, None, "count"]
+
+
+def test_a_stated_rate_of_nics_leaves_their_number_open() -> None:
+    found = a_fit(HELD_UP[0], (8, 32))
+    asked: dict[str, Any] = {"bytes": "1GiB", "cluster": found, "bandwidth": "100Gbps"}
+    assert fw.collective("allreduce", workers=36, **asked).open_of_nics == "count"
+    assert fw.collective("allreduce", workers=40, **asked).open_of_nics is None
+
+
+@pytest.mark.parametrize("shown", [(8,), (8, 32)])
+def test_nics_that_devices_are_tied_to_may_be_open_too(shown: tuple[int, ...]) -> None:
+    found = a_fit(HELD_UP[0], shown)
+    tied = replace(found, nics=replace(found.nics, of_device=tuple(range(DEVICES))))
+    asked: dict[str, Any] = {"bytes": "1GiB", "workers": 36}
+    said, of_tied = (fw.collective("allreduce", cluster=each, **asked) for each in (found, tied))
+    assert of_tied.interval == said.interval
+
+
+def test_a_guessed_rate_of_nics_is_no_faster_than_the_fastest_that_is_said() -> None:
+    found = a_fit((1900e9, 1e9), (4, 8))
+    assert found.nics.rate_bps == FASTEST_NIC_BPS
+
+
+def test_a_played_time_says_that_its_nics_are_a_guess() -> None:
+    asked: dict[str, Any] = {"bytes": "1GiB", "cluster": a_fit(HELD_UP[0], (4, 8))}
+    ways: list[dict[str, Any]] = [{"algorithm": "ring"}, {"level": "event"}]
+    for how in ways:
+        said = fw.collective("allreduce", workers=16, **how, **asked)
+        assert said.open_of_nics == "rate"
+
+
+def test_rows_that_do_not_depend_on_a_library_are_fitted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts: list[fitting._Library] = []
+    fit = fitting._fit
+
+    def counted(
+        where: Cluster, rows: Sequence[fitting._Rows], library: fitting._Library
+    ) -> fitting._Fit:
+        counts.append(library)
+        return fit(where, rows, library)
+
+    monkeypatch.setattr(fitting, "_fit", counted)
+    for op, count in (("allreduce", 2), ("allgather", 1)):  # with switches that add and without
+        counts.clear()
+        where = cluster("dgx-h100", 2)
+        found = fitted(where, [a_table(workers, BALANCED, op) for workers in (4, 8)])
+        assert found.measured is not None
+        assert len(counts) == count
+        assert len([*found.measured.allowed()]) == 4
+
+
+def test_a_named_algorithm_is_timed_by_a_fit_whose_library_has_it() -> None:
+    found = a_fit(BALANCED, (8,), is_described=True)
+    assert found.measured is not None
+    adding = replace(found.measured, switch_share=0.6, other=None)
+    without = replace(adding, switch_share=0.0)
+    assert found.inside is not None
+    inside = replace(found.inside, adds=True)
+    times_s = [
+        library_time(
+            "allreduce", replace(found, inside=inside, measured=measured), 2**30, 8, "nvls"
+        ).time_s
+        for measured in (adding, replace(without, other=adding), without)
+    ]
+    assert times_s[0] == times_s[1] > times_s[2]
+
+
 def test_links_in_a_node_may_hide_slow_nics_and_the_interval_says_so() -> None:
     """Two nodes take as long with NICs of half the rate, because the links in a node hold both."""
     inside, nics = BALANCED
@@ -277,6 +359,61 @@ def test_without_a_table_of_two_nodes_their_interval_holds_the_tree_that_sends_h
     told = sentences([*collective_findings(fw.collective("allreduce", workers=16, **asked))])
     if rates != BALANCED:  # The switches of that machine add, and send half as well.
         assert "whether an all-reduce of two nodes sends half" in " ".join(told)
+
+
+@pytest.mark.parametrize("workers", [16, 24, 32])
+@pytest.mark.parametrize("is_fitted", [False, True])
+def test_faster_nics_never_make_an_answer_longer(workers: int, is_fitted: bool) -> None:
+    """NICs that hold up a tree of two nodes become others gradually, and so do the times."""
+    times_s = []
+    for gb_s in np.geomspace(60, 200, 40).tolist():
+        rates = (240e9, gb_s * 1e9)
+        where = replace(a_fit(rates, (8,), is_described=True), measured=None)
+        if is_fitted:
+            measured = a_fit(rates, (8, 32), is_described=True).measured
+            where = replace(where, measured=measured)
+        said = library_time("allreduce", where, 2**28, workers)
+        assert said.low_s < said.time_s < said.high_s
+        times_s.append(said.time_s)
+        assert described(as_toml(where), "open.toml") == where
+    steps = np.diff(np.log(times_s))
+    assert steps.max() < (0.03 if is_fitted else 1e-9)  # the tables of each fit have noise
+    assert steps.min() > -0.1
+
+
+def test_rows_of_other_operations_do_not_tell_that_switches_never_add() -> None:
+    """One node of eight H200 (ai-dynamo/aiconfigurator): its all-reduces fit adding better."""
+    table = Path(__file__).parents[1] / "data" / "inputs" / "h200.csv"
+    found = with_nodes(fw.fit_cluster([table], devices_per_node=DEVICES).cluster, 2)
+    said = library_time("allreduce", found, 2**28, 16)
+    assert said.algorithm == "nvls-tree"
+    assert said.time_s == pytest.approx(1.21e-3, rel=0.02)
+
+
+@pytest.mark.parametrize(("shown", "is_asked"), [((8,), True), ((4, 8), False)])
+def test_a_fit_asks_for_several_counts_of_one_node_only_if_it_lacks_them(
+    capsys: pytest.CaptureFixture[str], shown: tuple[int, ...], is_asked: bool
+) -> None:
+    found = a_fit(BALANCED, shown, is_described=True)
+    assert found.measured is not None
+    either = replace(found.measured, other=replace(found.measured, switch_share=0.0, other=None))
+    found = replace(found, measured=replace(either, switch_share=0.8))
+    rows = residuals(found, [a_table(workers, BALANCED) for workers in shown])
+    print_cluster_fit(ClusterFit(cluster=found, residuals=tuple(rows), choices=()))
+    text = " ".join(capsys.readouterr().out.split())
+    assert "whether the library lets the switches in the nodes add" in text
+    assert ("Tables of one node" in text) == is_asked
+
+
+def test_three_described_nodes_hold_both_answers_too() -> None:
+    """The tree of three nodes also sends less where the one of two sends half."""
+    where = cluster("p3dn", 3)
+    said = library_time("allreduce", where, 2**28, 24)
+    usual_s = library_time(
+        "allreduce", replace(where, measured=replace(usual(where), pair_share=0.7)), 2**28, 24
+    ).time_s
+    assert said.time_s < 0.9 * usual_s < 0.9 * said.high_s
+    assert said.pair_is_open
 
 
 def test_a_described_pair_of_nodes_takes_the_tree_that_sends_half_where_nics_are_slow() -> None:

@@ -597,4 +597,9 @@ def test_nics_that_no_table_tells_may_be_slow_or_fast() -> None:
         assert (made.interval_s[0][0] < known.interval_s[0][0]) == is_open
         assert (made.interval_s[1][0] > known.interval_s[1][0]) == (is_open and tables == 1)
         assert ("tell too little of its NICs" in " ".join(made.warnings)) == is_open
+        assert ("Intervals, where there are any" in " ".join(made.warnings)) == is_open
         assert "tell too little" not in " ".join(known.warnings)
+        where = dataclasses.replace(machine, measured=fit, nics=nics)
+        stated = fw.whatif(a_trained_job(), cluster=where, bandwidth="150Gbps", **asked)
+        is_open &= tables == 2  # their number stays open
+        assert ("tell too little of its NICs" in " ".join(stated.warnings)) == is_open

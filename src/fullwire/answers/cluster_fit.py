@@ -25,12 +25,13 @@ from fullwire.collectives.fitting import (
     residuals,
 )
 from fullwire.collectives.library import (
+    FASTEST_NIC_BPS,
     FITTED_OPS,
     library_time,
     needs,
     with_large,
 )
-from fullwire.collectives.usual import USUAL_PROTOCOLS, USUAL_TREE_SHARE, are_slow_beside
+from fullwire.collectives.usual import USUAL_PROTOCOLS, USUAL_TREE_SHARE, half_weight
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import beginning_of, name_of, opened_plain, path_of
 from fullwire.findings.collective import (
@@ -44,6 +45,7 @@ from fullwire.findings.collective import (
 from fullwire.findings.finding import Finding
 from fullwire.importers import FORMATS
 from fullwire.importers import tables as printed_tables
+from fullwire.importers._tables import Row
 from fullwire.importers._tables import Table as Printed
 from fullwire.units import show_bytes, show_rate
 from fullwire.words import sentence
@@ -229,6 +231,11 @@ class _Shown:
     @property
     def why_unused(self) -> str:
         """Return why no protocol can be fitted to it; "" if it can."""
+        if not self.op and self.path.suffix in (".csv", ".tsv"):
+            return (
+                "does not name its operation: expected a column op, such as alltoall in each row, "
+                "or a file name like alltoall_16.csv"
+            )
         if not self.op:
             return (
                 "does not name its operation: expected the command above the table, such as "
@@ -309,21 +316,30 @@ def _of_bench(path: Path) -> list[_Shown]:
 
 
 def _printed(path: Path, table: Printed) -> _Shown:
-    """Take a complete table of a benchmark; of a repeated size, the slower time."""
+    """Take a complete table of a benchmark; of a repeated size, the slower time.
+
+    People's CSV lists repetitions, of which the middle one counts.
+    """
     table.refuse_damage(path)
-    slowest = {row.bytes: row for row in sorted(table.rows, key=lambda row: row.time_us)}
-    slowest.pop(0, None)
+    rows: dict[int, list[Row]] = {}
+    for row in sorted(table.rows, key=lambda row: row.time_us):
+        rows.setdefault(row.bytes, []).append(row)
+    rows.pop(0, None)
+    is_repeated = table.tool == "csv"
+    taken = {
+        size: alike[(len(alike) - 1) // 2 if is_repeated else -1] for size, alike in rows.items()
+    }
     return _Shown(
         table.op,
         table.workers,
         table.nodes,
-        tuple((size, slowest[size].time_us * 1e-6) for size in sorted(slowest)),
+        tuple((size, taken[size].time_us * 1e-6) for size in sorted(taken)),
         path,
         name_of(path),
         table.tool == "osu" and table.workers == 1,
         table.line,
         fullest=table.fullest,
-        lines={size: row.line for size, row in slowest.items()},
+        lines={size: row.line for size, row in taken.items()},
         problems=table.problems,
     )
 
@@ -384,9 +400,9 @@ def made_of(tables: Sequence[Table], devices_per_node: int, name: str) -> Cluste
     # All-reduces of two nodes alone do not tell trees from rings. Libraries take a tree that NICs
     # hold up. Else NICs are likelier as fast as a ring shows.
     is_of_pairs = {count for count in counts if count[1] > 1} == {("allreduce", 2)}
-    if is_of_pairs and not are_slow_beside(nic_bps * devices_per_node, inside):
+    if is_of_pairs and half_weight(nic_bps * devices_per_node, inside) < 1:
         nic_bps = ring_bps
-    nic_bps = nic_bps or inside_bps / large.between_share / devices_per_node
+    nic_bps = nic_bps or min(inside_bps / large.between_share / devices_per_node, FASTEST_NIC_BPS)
     nics = replace(unit.nics, rate_bps=nic_bps, of_tables=True)
     return replace(unit, inside=inside, nics=nics, rests_on=sentence(RatesOfTables()))
 

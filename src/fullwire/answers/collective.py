@@ -28,6 +28,8 @@ from fullwire.collectives.library import (
     by_protocols,
     library_time,
     library_times_s,
+    nics_at,
+    nics_left_open,
     with_large,
 )
 from fullwire.collectives.link_cost import collective_cost
@@ -171,7 +173,9 @@ class _Asked:
         check_times(f"{self.op} {name}", time=time.time_s)
         check_shares(f"{self.op} {name}", busiest_link_share=time.busiest_share)
         low_s, high_s = around(time.time_s, where, self.op, time.workers)
-        time = replace(time, interval=Between(low_s=low_s, high_s=high_s))
+        interval = Between(low_s=low_s, high_s=high_s)
+        left_open = nics_left_open(where, time.workers)[0]
+        time = replace(time, interval=interval, open_of_nics=left_open)
         return time if self.is_described else replace(time, cluster=None)
 
     @property
@@ -390,7 +394,7 @@ def _where(
         )
     nics = where.nics
     if bandwidth is not None:
-        nics = replace(nics, rate_bps=rate(bandwidth), of_tables=False)
+        nics = nics_at(where, rate(bandwidth))
     if latency is not None:
         nics = replace(nics, latency_s=read_latency(latency))
     where = replace(where, nics=nics)

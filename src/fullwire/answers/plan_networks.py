@@ -25,7 +25,7 @@ from fullwire.answers.planned import Lasting, OnNetwork, OtherCluster, Range
 from fullwire.clusters import ClusterLike
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, LeafSpine, with_fastest_inside
-from fullwire.collectives.library import nics_left_open
+from fullwire.collectives.library import nics_at, nics_left_open
 from fullwire.crew import Crew
 from fullwire.errors import UsageError
 from fullwire.findings.collective import RestsOnLeastRate, about_nics
@@ -398,8 +398,7 @@ def on_half(question: Question) -> OnNetwork | None:
 
 def _with_network(cluster: Cluster, rate_bps: float | None, over: float | None) -> Cluster:
     if rate_bps is not None:
-        nics = replace(cluster.nics, rate_bps=rate_bps, of_tables=False)
-        cluster = replace(cluster, nics=nics, other_hosts=())
+        cluster = replace(cluster, nics=nics_at(cluster, rate_bps), other_hosts=())
     if over is None:
         return cluster
     if not isinstance(cluster.network, LeafSpine):

@@ -43,6 +43,7 @@
     tree_share = 0.9              # rate that a tree fills, over the ring's; 0 if there is no tree
     pair_share = 0.5              # a tree of two nodes sends as much as a ring (1), or half (0).
                                   # 0 differs from 1e-6: a tree of four nodes then sends twice that
+    half_weight = 0.0             # where tables leave that open: so far from pair_share to half
     switch_share = 0.9            # rate that adding switches fill, over the rate of a ring
     spread = 0.06                 # standard deviation of a time's logarithm
     # other = {}                  # [measured.other]: a fit that the tables allow too, same keys
@@ -218,7 +219,7 @@ def _network(table: _Table | None) -> Network:
 
 
 def _measured(table: _Table) -> Measured:
-    shares_of = ("tree_share", "pair_share", "switch_share", "spread")
+    shares_of = ("tree_share", "pair_share", "half_weight", "switch_share", "spread")
     table.check_keys(("source", *shares_of, "protocols", "shown", "other"))
     other = table.table("other")
     hops = ("startup", "inside_hop", "between_hop")
@@ -227,6 +228,7 @@ def _measured(table: _Table) -> Measured:
         source=table.text("source"),
         tree_share=table.share("tree_share", 1.0),
         pair_share=table.share("pair_share", 1.0),
+        half_weight=table.share("half_weight", 0.0),
         switch_share=table.share("switch_share", 0.0),
         spread=table.number("spread", 0.1),
         protocols=tuple(
@@ -440,8 +442,9 @@ def as_toml(cluster: Cluster) -> str:
 
 def _measured_lines(measured: Measured, at: str = "measured") -> Iterator[str]:
     yield from ("", f"[{at}]", f"source = {_quoted(measured.source)}")
-    for key in ("tree_share", "pair_share", "switch_share", "spread"):
-        yield f"{key} = {float(getattr(measured, key))!r}"
+    for key in ("tree_share", "pair_share", "half_weight", "switch_share", "spread"):
+        if key != "half_weight" or measured.half_weight:
+            yield f"{key} = {float(getattr(measured, key))!r}"
     for protocol in measured.protocols:
         yield from ("", f"[[{at}.protocols]]", f"name = {_quoted(protocol.name)}")
         for key in ("startup", "inside_hop", "between_hop"):

@@ -65,7 +65,8 @@ class Measured:
     """The result of a fit: protocols, the tree between nodes, each table, and the uncertainty.
 
     A tree fills `tree_share` of the rate that a ring fills (0 if the library has no tree). Between
-    two nodes it may gain nothing over a ring (`pair_share` 1) or send half as much (0). Switches
+    two nodes it may gain nothing over a ring (`pair_share` 1) or send half as much (0). If nothing
+    tells which, a time may lie between both: `half_weight` of the way to the second. Switches
     that add fill `switch_share` of the rate that a ring fills (0 in older fits, which did not know
     them). `spread` is the standard deviation of the logarithm of a time, on a device count that the
     tables have. `other` is a fit that the tables allow as well, and may have an `other` of its own.
@@ -78,6 +79,7 @@ class Measured:
     source: str
     shown: tuple[Shown, ...] = ()
     switch_share: float = 0.0
+    half_weight: float = 0.0
     other: Measured | None = None
 
     def __post_init__(self) -> None:
@@ -89,6 +91,8 @@ class Measured:
             raise UsageError(f"switch_share: expected 0 or more, got {self.switch_share}")
         if not 0 <= self.pair_share <= 1:
             raise UsageError(f"pair_share: expected from 0 to 1, got {self.pair_share}")
+        if not 0 <= self.half_weight <= 1:
+            raise UsageError(f"half_weight: expected from 0 to 1, got {self.half_weight}")
         if not (self.spread >= 0 and math.isfinite(self.spread)):
             raise UsageError(f"spread: expected 0 or more, got {self.spread}")
 

@@ -25,7 +25,7 @@ import numpy as np
 from fullwire.clusters.cluster import Cluster, Floats
 from fullwire.clusters.measured import MOST_SHARE, Measured, Protocol, Shown
 from fullwire.collectives.library import Needs, library_time, needs, ways_s
-from fullwire.collectives.usual import USUAL_PAIR_SHARE, are_slow_beside, usual
+from fullwire.collectives.usual import USUAL_PAIR_SHARE, half_weight, usual
 
 LEAST_BYTES = 1024  # smaller messages take as long
 _ROW_SPREAD = 0.08  # of a row's logarithm, where protocols describe a machine well
@@ -41,6 +41,7 @@ _REPEATS = 0.01  # a time, measured again: rows that are this close show no diff
 _PROTOCOL_SPREADS = ((0.7, 0.6, 0.6, 0.5), (0.7, 0.6, 0.6, 0.15), (0.7, 0.6, 0.6, 1e-3))
 # Within nodes, between them, of a tree, of a pair, of adding switches.
 _SHARES_SPREAD = (0.2, 0.4, 0.12, 0.7, 0.12)
+_OF_SEVERAL_NODES = (2, 6, 10, 13, 14, 15)  # of these numbers: tables of one node do not move them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +118,7 @@ class _Library:
     has_tree: bool = True
     adds: bool = True  # by the switches of a node, if they can
     sends_half: bool = False  # by a tree of two nodes, as of one of more
+    half_weight: float = 0.0  # or so far from the usual tree to that one
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ class _Fit:
     rows: Sequence[_Rows]  # as it takes them
     of_rows: float  # in squares of what a repeated measurement differs by
     of_all: float  # with the distance from the usual numbers
+    of_reduces: float  # the same without rows of other operations than all-reduce
 
 
 def _likely(cluster: Cluster, rows: Sequence[_Rows], nics_are_stated: bool) -> list[_Fit]:
@@ -142,23 +145,33 @@ def _likely(cluster: Cluster, rows: Sequence[_Rows], nics_are_stated: bool) -> l
     can_add = inside is not None and inside.can_add  # a library may still not use that
 
     def closest(library: _Library, rows: Sequence[_Rows]) -> list[_Fit]:
-        """Fit a library with switches that add and without, and drop what is clearly farther."""
-        fits = [_fit(cluster, rows, library)]
-        if can_add:
-            without = _fit(cluster, rows, replace(library, adds=False))
-            fits.append(replace(without, of_all=without.of_all + _UNUSUAL))
-        return _close(fits, rows)
+        """Fit a library with switches that add and without, and drop what is clearly farther.
 
-    fits = closest(_Library(), rows)
+        Rows of other operations show no switches, so only all-reduces order the two.
+        """
+        fits = [adding := _fit(cluster, rows, library)]
+        if can_add:
+            lacking = replace(adding, measured=replace(adding.measured, switch_share=0.0))
+            reduces = any(row.table.op == "allreduce" for row in rows)
+            without = _fit(cluster, rows, replace(library, adds=False)) if reduces else lacking
+            of_all = adding.of_all + without.of_reduces - adding.of_reduces + _UNUSUAL
+            fits = _close([adding, replace(without, of_all=of_all)], rows)
+        return fits
+
+    nics_are_known = nics_are_stated or any(  # by tables that leave no tree that sends half open
+        count > 1 and (row.table.op, count) != ("allreduce", 2)
+        for count, row in zip(nodes, rows, strict=True)
+    )
+    half = half_weight(nics_bps, inside)
+    between = half if nics_are_known and 2 not in spanned and half < 1 else 0.0
+    fits = closest(_Library(half_weight=between), rows)
     if spanned:
         rings = closest(_Library(has_tree=False), rows)
         fits += [replace(ring, of_all=ring.of_all + _UNUSUAL) for ring in rings]
-    guesses: list[_Fit] = []
+    is_of_one_node = set(nodes) == {1}  # then no row depends on a tree
+    usual_ones = [replace(fit, measured=replace(fit.measured, half_weight=0.0)) for fit in fits]
+    guesses = [] if not between else usual_ones if is_of_one_node else closest(_Library(), rows)
     if cluster.devices_per_node > 1:  # else a ring of two nodes sends as little
-        nics_are_known = nics_are_stated or any(  # by tables that leave no such tree open
-            count > 1 and (row.table.op, count) != ("allreduce", 2)
-            for count, row in zip(nodes, rows, strict=True)
-        )
         half_usual = replace(usual(cluster), pair_share=0.0)
         of_half = [
             replace(row, needs=needs(row.table.op, cluster, row.table.workers, half_usual))
@@ -168,11 +181,16 @@ def _likely(cluster: Cluster, rows: Sequence[_Rows], nics_are_stated: bool) -> l
             row.held_up_by_nics() if count == 2 and not nics_are_known else row
             for count, row in zip(nodes, of_half, strict=True)
         ]
-        half = closest(_Library(sends_half=True), pulled)
-        if are_slow := are_slow_beside(nics_bps, inside):  # a library takes such a tree there
-            half = [replace(fit, of_all=fit.of_all - _UNUSUAL) for fit in half]
+        if is_of_one_node:
+            halves = [
+                replace(fit, measured=replace(fit.measured, pair_share=0.0)) for fit in usual_ones
+            ]
+        else:
+            halves = closest(_Library(sends_half=True), pulled)
+        if are_slow := half == 1:  # a library takes such a tree there
+            halves = [replace(fit, of_all=fit.of_all - _UNUSUAL) for fit in halves]
         is_usual = nics_are_known if 2 in spanned else nics_are_known and are_slow
-        (fits if is_usual or (2 in spanned and are_slow) else guesses).extend(half)
+        (fits if is_usual or (2 in spanned and are_slow) else guesses).extend(halves)
     of_all = attrgetter("of_all")
     fits = [*sorted(fits, key=of_all), *sorted(guesses, key=of_all)]
     # Each of the fits goes through the tables of one number of nodes.
@@ -198,6 +216,7 @@ def _fit(cluster: Cluster, rows: Sequence[_Rows], library: _Library) -> _Fit:
             tree_share=measured.tree_share if library.has_tree else 0.0,
             switch_share=measured.switch_share if library.adds else 0.0,
             pair_share=0.0 if library.sends_half else measured.pair_share,
+            half_weight=library.half_weight,
         )
 
     def misfits(at: Floats) -> Floats:
@@ -207,20 +226,22 @@ def _fit(cluster: Cluster, rows: Sequence[_Rows], library: _Library) -> _Fit:
         pull = np.sqrt(np.minimum(1.0, 2 / np.maximum(np.abs(off), 1e-9)))
         return np.concatenate([off * pull, (at - first) / spreads])
 
+    moved = np.arange(len(first))
+    if all(row.table.workers <= cluster.devices_per_node for row in rows):
+        moved = np.delete(moved, _OF_SEVERAL_NODES)
+    axes = np.eye(len(first))[moved]
     at, damping, now = first, 1.0, misfits(first)
     for _ in range(_ROUNDS):
         step = 1e-4
         slopes = np.stack(
-            [
-                (misfits(at + step * axis) - misfits(at - step * axis)) / (2 * step)
-                for axis in np.eye(len(at))
-            ],
+            [(misfits(at + step * axis) - misfits(at - step * axis)) / (2 * step) for axis in axes],
             axis=1,
         )
         square = slopes.T @ slopes
         gained = 0.0
         for _ in range(8):
-            change = np.linalg.solve(square + damping * np.diag(np.diag(square)), -slopes.T @ now)
+            damped = square + damping * np.diag(np.diag(square))
+            change = np.linalg.solve(damped, -slopes.T @ now) @ axes
             then = misfits(at + np.clip(change, -0.5, 0.5))
             gained = float(now @ now - then @ then)
             if gained > 0:
@@ -230,7 +251,10 @@ def _fit(cluster: Cluster, rows: Sequence[_Rows], library: _Library) -> _Fit:
         if gained < 1e-4:
             break
     of_rows = now[: sum(len(row.sizes) for row in rows)] * (_ROW_SPREAD / _REPEATS)
-    return _Fit(as_measured(at), rows, float(of_rows @ of_rows), float(now @ now))
+    counts = [len(row.sizes) for row in rows] + [len(at)]
+    reduces = now[np.repeat([row.table.op == "allreduce" for row in rows] + [True], counts)]
+    of_all, of_reduces = float(now @ now), float(reduces @ reduces)
+    return _Fit(as_measured(at), rows, float(of_rows @ of_rows), of_all, of_reduces)
 
 
 def residuals(cluster: Cluster, tables: Sequence[Table]) -> list[Residual]:

@@ -31,6 +31,7 @@ from fullwire.clusters.cluster import (
     Floats,
     Ints,
     LeafSpine,
+    Nics,
     Torus,
     with_fastest_inside,
 )
@@ -39,7 +40,6 @@ from fullwire.collectives.registry import names, usual_algorithm
 from fullwire.collectives.usual import (
     USUAL_PAIR_SHARE,
     USUAL_PROTOCOLS,
-    USUAL_SWITCH_SHARE,
     USUAL_TREE_SHARE,
     usual,
 )
@@ -65,7 +65,7 @@ _OF_DOUBLING, _OF_OTHER_OP, _OF_OTHER_SIDE = 0.06, 0.12, 0.3
 _OF_OTHER_SIZE, _MOST_UNSETTLED = 0.15, 1.0  # and so many such doublings are told
 _SMALL_BYTES, _OF_SMALL, _OF_SMALL_AND_USUAL = 2**22, 0.1, 0.35
 _WIDTH = 1.8  # standard deviations on each side
-FASTEST_NIC_BPS, SLOWEST_NIC_BPS = 400e9, 10e9  # of unknown ones: one a device, or one a node
+FASTEST_NIC_BPS, SLOWEST_NIC_BPS = 800e9, 10e9  # of unknown ones: one a device, or one a node
 _TOLD_APART = 0.1  # of the logarithm of a time: fits that are this close have one answer
 _OF_CLOUD_S = 120e-6  # Networks of clouds take so much longer between nodes. A table tells.
 _QUICKER, _LEAST_FILLED = 0.9, 0.55  # of the time that links allow, of their rate
@@ -100,7 +100,9 @@ class Needs:
     def byte_s(self, measured: Measured, protocol: Protocol) -> tuple[float, float]:
         """Return the time of a byte on the links within a node, and on those between nodes."""
         switch_share = measured.switch_share if self.by_switch else 1.0
-        between_s = self.between_s + (measured.pair_share or self.half_share) * self.pair_s
+        half = measured.half_weight if measured.pair_share else 1.0
+        share = half * self.half_share + (1 - half) * measured.pair_share
+        between_s = self.between_s + share * self.pair_s
         return (
             self.inside_s / protocol.inside_share / switch_share,
             between_s / protocol.between_share,
@@ -334,14 +336,19 @@ def library_time(
     if workers == 1:
         return LibraryTime(algorithm=names(op)[0], time_s=0.0, low_s=0.0, high_s=0.0)
     measured = cluster.measured or usual(cluster)
-    fits = [*measured.allowed()] if algorithm is None else [measured]
-    if cluster.measured is None and -(-workers // cluster.devices_per_node) == 2:
+    of_algorithms = needs(op, cluster, workers)
+    fits = [*measured.allowed()]
+    if algorithm is not None:  # by the likeliest library that has it
+        by_switch = of_algorithms[algorithm].by_switch
+        fits = [fit for fit in fits if fit.switch_share or not by_switch][:1] or fits[:1]
+    if cluster.measured is None and workers > cluster.devices_per_node > 1:
         # No table tells what a tree of two sends.
-        fits += [replace(measured, pair_share=share) for share in (0.0, USUAL_PAIR_SHARE)]
+        either = (0.0, USUAL_PAIR_SHARE)
+        fits += [replace(measured, pair_share=share, half_weight=0.0) for share in either]
     if cluster.measured is None and cluster.inside is not None and cluster.inside.adds is None:
         fits += [replace(fit, switch_share=0.0) for fit in fits]
     times = [_time_by(fit, op, cluster, size_bytes, workers, algorithm) for fit in fits]
-    found, of_algorithms = times[0], needs(op, cluster, workers)
+    found = times[0]
     open_ways = (
         time.algorithm
         for fit, time in zip(fits, times, strict=True)
@@ -358,7 +365,8 @@ def library_time(
         time.time_s
         for fit, time in zip(fits, times, strict=True)
         if bool(fit.pair_share) != bool(measured.pair_share)
-        and bool(fit.tree_share) == bool(measured.tree_share)
+        or fit.half_weight != measured.half_weight
+        if bool(fit.tree_share) == bool(measured.tree_share)
         and bool(fit.switch_share) == bool(measured.switch_share)
     ]
     return replace(
@@ -386,7 +394,7 @@ def _time_by(
         measured = replace(
             measured,
             tree_share=measured.tree_share or USUAL_TREE_SHARE,
-            switch_share=measured.switch_share or USUAL_SWITCH_SHARE,
+            switch_share=measured.switch_share or usual(cluster).switch_share,
         )
     sizes = [float(max(size_bytes, 1))]
     ways, times_s = ways_s(measured, of_algorithms, sizes)
@@ -427,7 +435,7 @@ def nics_left_open(cluster: Cluster, workers: int) -> tuple[OpenOfNics | None, t
     """Return what no table tells of the NICs, with clusters that are as far off as may be.
 
     Tables of one node tell nothing of them. Tables of full nodes leave open how many a partly
-    filled node uses: those of its devices, or as many as a full one.
+    filled node uses: those of its devices, or as many as a full one. A table of such a node tells.
     """
     nics, devices = cluster.nics, cluster.devices_per_node
     if not nics.of_tables or workers <= devices:
@@ -435,12 +443,21 @@ def nics_left_open(cluster: Cluster, workers: int) -> tuple[OpenOfNics | None, t
     all_bps, measured = nics.per_node * nics.rate_bps, cluster.measured
     if measured is None or all(table.workers <= devices for table in measured.shown):
         fast = replace(nics, rate_bps=max(nics.rate_bps, FASTEST_NIC_BPS))
-        slow = replace(nics, per_node=1, rate_bps=min(all_bps, SLOWEST_NIC_BPS))
+        slow = replace(nics, per_node=1, rate_bps=min(all_bps, SLOWEST_NIC_BPS), of_device=())
         return "rate", (replace(cluster, nics=fast), replace(cluster, nics=slow))
-    if workers % devices == 0:
+    part, many = workers % devices, [each.workers for each in measured.shown]
+    if part == 0 or any(each > devices and each % devices == part for each in many):
         return None, ()
-    shared = replace(nics, per_node=1, rate_bps=all_bps)
+    shared = replace(nics, per_node=1, rate_bps=all_bps, of_device=())
     return "count", (replace(cluster, nics=shared),)
+
+
+def nics_at(cluster: Cluster, rate_bps: float) -> Nics:
+    """Return the NICs at a rate that is stated: tables of several nodes leave their number open."""
+    shown = () if cluster.measured is None else cluster.measured.shown
+    is_open = any(table.workers > cluster.devices_per_node for table in shown)
+    nics = cluster.nics
+    return replace(nics, rate_bps=rate_bps, of_tables=nics.of_tables and is_open)
 
 
 def rests_on_least_rate(op: str, cluster: Cluster, workers: int) -> bool:

@@ -50,15 +50,16 @@ _USUAL_INSIDE = (
 USUAL_TREE_SHARE, USUAL_PAIR_SHARE, USUAL_SWITCH_SHARE = 0.9, 0.7, 0.82
 _OF_USUAL = 0.17  # how sure a time is without tables: the deviation of its logarithm
 # Than a tree of two nodes needs. Switches that add make links look up to 1.3 times as fast, and
-# tables repeat within a few percent.
-_CLEARLY_MORE = 1.4
+# tables repeat within a few percent. At 0.8 times that need, two nodes are as usual. Between both,
+# NICs of a higher rate gain as much as such a tree loses: no time grows.
+_CLEARLY_MORE, _ABOUT_AS_MUCH = 1.4, 0.8
 
 
 def usual(cluster: Cluster) -> Measured:
     """Return the usual protocols on links of these kinds, for a machine without tables.
 
     The description's payload shares and long latencies between nodes stay. A tree of two nodes
-    sends half where NICs hold it up.
+    sends half where NICs hold it up (`half_weight`).
     """
     own = 1.0 if cluster.inside is None else cluster.inside.payload_share
     nics, large = cluster.nics, USUAL_PROTOCOLS[-1]
@@ -73,7 +74,7 @@ def usual(cluster: Cluster) -> Measured:
             )
             switch_share = share
             break
-    is_held_up = are_slow_beside(nics.rate_bps * nics.per_node, cluster.inside)
+    half = half_weight(nics.rate_bps * nics.per_node, cluster.inside)
     inside = own / protocols[-1].inside_share if own != 1 else 1.0
     between = nics.payload_share / large.between_share if nics.payload_share != 1 else 1.0
     return Measured(
@@ -87,7 +88,8 @@ def usual(cluster: Cluster) -> Measured:
             for protocol in protocols
         ),
         tree_share=USUAL_TREE_SHARE,
-        pair_share=0.0 if is_held_up else USUAL_PAIR_SHARE,
+        pair_share=0.0 if half == 1 else USUAL_PAIR_SHARE,
+        half_weight=0.0 if half == 1 else half,
         switch_share=switch_share,
         spread=_OF_USUAL,
         source="",
@@ -101,9 +103,13 @@ def with_usual_startup(cluster: Cluster) -> Cluster:
     return replace(cluster, startup_s=usual(cluster).protocols[-1].startup_s)
 
 
-def are_slow_beside(nics_bps: float, inside: Inside | None) -> bool:
+def half_weight(nics_bps: float, inside: Inside | None) -> float:
     """Say whether the NICs of a node, and not its inner links, hold up a tree of two nodes.
 
-    The tree sends each byte twice over the links of a device, and once over NICs.
+    1 is surely, and 0 is not. The tree sends each byte twice over the links of a device, and once
+    over NICs.
     """
-    return inside is not None and 2 * nics_bps * _CLEARLY_MORE < inside.rate_bps
+    if inside is None:
+        return 0.0
+    least_bps, most_bps = (inside.rate_bps / 2 / more for more in (_CLEARLY_MORE, _ABOUT_AS_MUCH))
+    return min(max((most_bps - nics_bps) / (most_bps - least_bps), 0.0), 1.0)

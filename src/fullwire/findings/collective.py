@@ -88,7 +88,8 @@ class NicsAreUnknown(Finding):
     template = (
         "The rate of the NICs is a guess: the tables are of one node, and a description is "
         "missing. The interval reaches from one NIC of {fastest_bps:rate} a device to one of "
-        "{slowest_bps:rate} a node. Fit a table of two nodes or more, or state nics.rate."
+        "{slowest_bps:rate} a node. Fit a table of two nodes or more, or fit these with "
+        "--cluster FILE that states nics.rate."
     )
 
     fastest_bps: float
@@ -101,7 +102,7 @@ class NicsOfAPart(Finding):
     template = (
         "The last node is partly filled, and tables of full nodes leave open how many NICs it "
         "uses. The interval also holds the time of a last node that sends as fast as a full one. "
-        "State nics.per_node."
+        "Fit a table with such a node, or fit these with --cluster FILE that states nics.per_node."
     )
 
 

@@ -427,8 +427,8 @@ class BestStep(Finding):
     """The step of the best plan, and what it makes of a device."""
 
     template = (
-        "step {step_s:.3g} s ({low_s:.3g}-{high_s:.3g}) · {tokens_per_s:,.0f} tokens/s a device · "
-        "{model_flops_utilization:?{model_flops_utilization:.0%} of peak · }"
+        "step {step_s:short} s ({low_s:short}-{high_s:short}) · {tokens_per_s:,.0f} tokens/s a "
+        "device · {model_flops_utilization:?{model_flops_utilization:.0%} of peak · }"
         "{held_bytes:memory}{device_bytes:? of {device_bytes:memory}}"
     )
 

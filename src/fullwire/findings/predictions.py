@@ -212,8 +212,9 @@ class NicsOfClusterAreOpen(Finding):
 
     template = (
         "The tables of {cluster} tell too little of its NICs for {workers:list} workers: their "
-        "rate, or their number in a node that is not full. Intervals hold what may be. Fit a table "
-        "of two nodes or more, or state nics.rate and nics.per_node."
+        "rate, or their number in a node that is not full. Intervals, where there are any, hold "
+        "what may be. Fit a table of two nodes or more, or fit these with --cluster FILE that "
+        "states nics.rate and nics.per_node."
     )
 
     cluster: str

@@ -5,8 +5,9 @@
 
 Columns are found by their names, in any order and spelling; other columns are left alone. A unit
 may stand in the name (`time_us`, `Size (MB)`). Sizes are bytes of the whole vector without one, as
-nccl-tests counts them. The unit of a time without one follows from a column `algbw`. Rows of one
-operation and number of ranks are a table.
+nccl-tests counts them. The unit of a time without one follows from a column `algbw`, which has to
+agree with all sizes and times. Rows of one operation and number of ranks are a table. A text that
+may mean two things is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import csv
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
@@ -34,8 +35,13 @@ _MOST_BYTES = 2**50
 _SHORTEST_US, _LONGEST_US = 1e-3, 3.6e9
 _NEAR = 0.1  # of an algbw: rounding, and GiB for GB
 _BETWEEN_WORDS = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z])(?=[A-Z][a-z])")
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?) ?([kKmMgG]?)i?(?:[bB](?:ytes)?)?", re.ASCII)
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?) ?([kKmMgG]?)(i?)([bB]?)(?:ytes)?", re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3}
+_MISSING = ("", "-", "n/a", "na", "nan", "none", "null")
+# Commas between thousands: surely, where a comma is no decimal point, and maybe.
+_SURELY_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3}){2,}(?:\.\d+)?|\d{1,3}(?:,\d{3})*\.\d+")
+_MAYBE_THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
+_OF_RATE = re.compile(r"[\W_]*([GgMm])i?([bB])(?:ps|/s|ytes/s)\W*$")
 _US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 _US |= {"usec": 1.0, "usecs": 1.0, "msec": 1e3, "sec": 1e6, "secs": 1e6, "seconds": 1e6}
 _US |= {"microseconds": 1.0, "milliseconds": 1e3}
@@ -68,7 +74,13 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "op": ("collective", "op", "operation", "primitive", "coll", "test", "function", "name"),
     "system": ("system", "machine", "cluster", "gpu", "gputype", "device", "hardware", "platform"),
     "dtype": ("dtype", "datatype", "type"),
+    "count": ("count", "elements", "nelements", "numelements"),
+    "algorithm": ("algorithm", "algo", "alg"),
+    "protocol": ("protocol", "proto"),
+    "in_place": ("inplace", "isinplace"),
 }
+_NUMBERS = ("size", "time", "algbw", "busbw", "ranks", "nodes", "of_node")
+_APART = ("dtype", "algorithm", "protocol", "in_place")  # by these, rows are of several tables
 _ROLES = {name: role for role, names in _NAMES.items() for name in names}
 
 
@@ -78,8 +90,10 @@ class _Columns:
 
     separator: str
     places: dict[str, int] = field(default_factory=dict)
-    bytes_each: float = 1.0
-    us_each: float | None = None  # None: the name lacks a unit
+    others: dict[str, list[int]] = field(default_factory=dict)  # further columns of a role
+    bytes_each: float | None = None  # None: the name lacks a unit
+    us_each: float | None = None
+    rates_each: tuple[float, ...] = (1.0,)  # GB/s; `gbps` in small letters may be either one
 
     @property
     def lacks(self) -> str:
@@ -91,21 +105,33 @@ class _Columns:
 
 
 def _heading(line: str) -> _Columns:
-    """Find the columns of a heading; the first of several names of one role counts."""
+    """Find the columns of a heading; rows tell which of several names an operation."""
     separator = max(",;\t|", key=line.count)
     columns = _Columns(separator)
     line = line.lstrip("\ufeff# ").replace("µ", "u").replace("μ", "u")
-    for place, name in enumerate(line.split(separator)):
+    for place, name in enumerate(
+        next(csv.reader([line], delimiter=separator, skipinitialspace=True))
+    ):
+        if (rate := _OF_RATE.search(name)) is not None:
+            name = name[: rate.start()]
         words = [word.lower() for word in _BETWEEN_WORDS.split(name) if word]
         unit = words[-1] if len(words) > 1 and words[-1] in _US | _BYTES else ""
         role = _ROLES.get("".join(words[:-1] if unit else words))
-        if role is None or role in columns.places:
+        if role is None or (rate and role not in ("algbw", "busbw")):
             continue
-        columns.places[role] = place
+        columns.others.setdefault(role, []).append(place)
+        if columns.places.setdefault(role, place) != place:
+            continue
         if role == "size":
-            columns.bytes_each = _BYTES.get(unit, 1.0)
+            by_name = 1.0 if "bytes" in name.lower() else None
+            columns.bytes_each = _BYTES.get(unit, by_name)
         elif role == "time":
             columns.us_each = _US.get(unit)
+        elif role == "algbw" and rate is not None:
+            each = {"g": 1.0, "m": 1e-3}[rate[1].lower()]
+            is_open = rate[0].islower() and "/" not in rate[0]
+            of_bits = (each / 8,) if rate[2] == "b" else ()
+            columns.rates_each = (*of_bits, *((each,) if is_open or not of_bits else ()))
     return columns
 
 
@@ -144,59 +170,90 @@ def read_tables(path: Path) -> list[Table]:
     cells = csv.reader(lines[first + 1 :], delimiter=columns.separator, skipinitialspace=True)
     try:
         entries = [(first + 1 + cells.line_num, row) for row in cells]
+        entries = [(line, row) for line, row in entries if row and row[0].lstrip()[:1] != "#"]
     except csv.Error as error:
         raise DamagedInput(path, f"expected CSV: {error}") from None
+    told = entries[:_MOST_ROWS]
+    by_op = {
+        at: sum(bool(op_named(cell)) for cell in _column(told, at))
+        for at in columns.others.get("op", [])
+    }
+    if by_op:
+        columns.places["op"] = max(by_op, key=lambda at: by_op[at])
+    if all(cell.isdigit() for cell in _column(told, columns.places.get("system"))):
+        columns.places.pop("system", None)  # such as numbers of devices
     return [*_tables(path, columns, entries)]
+
+
+def _column(entries: Sequence[tuple[int, list[str]]], place: int | None) -> Iterator[str]:
+    """Yield the cells of a column that are not empty."""
+    for _, cells in entries:
+        if place is not None and place < len(cells) and (text := cells[place].strip()):
+            yield text
 
 
 def _tables(
     path: Path, columns: _Columns, entries: Sequence[tuple[int, list[str]]]
 ) -> Iterator[Table]:
     found: dict[tuple[str, int, int, int], list[Row]] = {}
-    systems, broken, shares = dict[str, None](), list[int](), list[float]()
+    apart: dict[tuple[object, ...], dict[str, set[str]]] = {}
+    systems, broken, lacking = dict[str, None](), list[int](), list[int]()
+    shares, number, is_sized = list[float](), _numbers(path, columns, entries), True
+    bytes_each = columns.bytes_each or 1.0
     for line, cells in entries[:_MOST_ROWS]:
         told = {
             role: cells[place].strip() if place < len(cells) else ""
             for role, place in columns.places.items()
         }
-        size, time = (_number(told[role], columns.separator) for role in ("size", "time"))
-        if size is None and time is None:  # a line of words, or an empty one
+        size, time = (number(told[role]) for role in ("size", "time"))
+        if size == 0 or (size is None and time is None):  # or a line of words, or an empty one
+            continue
+        if told["time"].lower() in _MISSING:
+            lacking.append(line)
             continue
         ranks, nodes, of_node = (
-            int(_number(told.get(role, ""), columns.separator) or 0)
-            for role in ("ranks", "nodes", "of_node")
+            int(number(told.get(role, "")) or 0) for role in ("ranks", "nodes", "of_node")
         )
         ranks = ranks or nodes * of_node
         is_sane = 0 < ranks <= _MOST_RANKS and nodes <= ranks
-        if not size or not time or not is_sane or size * columns.bytes_each > _MOST_BYTES:
+        if not size or not time or not is_sane or size * bytes_each > _MOST_BYTES:
             broken.append(line)
             continue
         op = op_named(told.get("op", "")) or op_named(path.stem)
         systems.setdefault(told.get("system", ""))
-        size_bytes = round(size * columns.bytes_each)
-        if (rate := _number(told.get("algbw", ""), columns.separator)) is not None and rate > 0:
+        is_sized &= told["size"][-1:].isalpha()  # by a unit in each cell
+        size_bytes = round(size * bytes_each)
+        if (rate := number(told.get("algbw", ""))) is not None and rate > 0:
             shares.append(size_bytes * 1e-3 / time / rate)  # 1 if times are microseconds
         row = Row(
             bytes=size_bytes,
             dtype=told.get("dtype", "")[:40],
             time_us=time,
             algorithm_gb_s=rate or 0.0,
-            bus_gb_s=_number(told.get("busbw", ""), columns.separator) or 0.0,
+            bus_gb_s=number(told.get("busbw", "")) or 0.0,
             line=line,
         )
         fullest = of_node or (-(-ranks // nodes) if nodes else 0)
         found.setdefault((op, ranks, nodes, fullest), []).append(row)
+        of_size = apart.setdefault((op, ranks, nodes, fullest, size_bytes), {})
+        for role in _APART:
+            of_size.setdefault(role, set()).add(told.get(role, "").lower())
     if len(systems) > 1:
         some = ", ".join([*systems][:4])
         raise UsageError(f"{path}: its rows are of several systems ({some}): keep those of one")
     if not found:
         raise DamagedInput(path, "expected rows with a size, a time and ranks, and there is none")
-    us_each = columns.us_each or _unit_of(path, shares)
+    _refuse_mixed(path, columns, apart, is_told=is_sized or bool(shares))
+    us_each = _unit_of(path, columns, shares)
     for row in itertools.chain.from_iterable(found.values()):
         if not _SHORTEST_US <= row.time_us * us_each <= _LONGEST_US:
             raise DamagedInput(path, f"line {row.line:,}: expected a time from 1 ns to an hour")
     beyond = (len(entries[_MOST_ROWS:]), _MOST_ROWS)
-    problems = row_problems(0, len(broken), beyond, [], *broken[:1])
+    damage = row_problems(0, len(broken), beyond, [], *broken[:1])
+    problems = [*damage]
+    if lacking:
+        lack = "row lacks" if len(lacking) == 1 else "rows lack"
+        problems.append(f"{len(lacking):,} {lack} a time, from line {lacking[0]:,}")
     for (named, ranks, nodes, fullest), rows in found.items():
         widest = max(rows, key=attrgetter("bus_gb_s"))
         op = named or op_told(widest, ranks, "redop" in columns.places, has_root=False)
@@ -212,8 +269,30 @@ def _tables(
             backend="unknown",
             nodes=nodes,
             fullest=fullest,
-            is_damaged=bool(problems),
+            is_damaged=bool(damage),
             line=rows[0].line,
+        )
+
+
+def _refuse_mixed(
+    path: Path,
+    columns: _Columns,
+    of_sizes: Mapping[tuple[object, ...], Mapping[str, set[str]]],
+    *,
+    is_told: bool,
+) -> None:
+    """Refuse rows of several tables, and sizes that may be elements; `is_told`: they are bytes."""
+    for role in _APART:
+        several = max((of_size[role] for of_size in of_sizes.values()), key=len)
+        if len(several) > 1:
+            some = ", ".join([*sorted(several)][:4])
+            raise UsageError(
+                f"{path}: rows of one size differ in their {role} ({some}): keep those of one"
+            )
+    is_told |= columns.bytes_each is not None or "count" in columns.places
+    if "dtype" in columns.places and not is_told:
+        raise UsageError(
+            f"{path}: its sizes beside a dtype may be bytes or elements: expected size_bytes"
         )
 
 
@@ -223,27 +302,71 @@ def _timed(row: Row, time_us: float, factor: float) -> Row:
     return replace(row, time_us=time_us, algorithm_gb_s=rate_gb_s, bus_gb_s=factor * rate_gb_s)
 
 
-def _unit_of(path: Path, shares: Sequence[float]) -> float:
-    """Return the microseconds of the unit of times whose bandwidths are so many times theirs."""
+def _unit_of(path: Path, columns: _Columns, shares: Sequence[float]) -> float:
+    """Return the microseconds of the unit of times, which algbw must agree with.
+
+    `shares` are bandwidths, if times are microseconds, over algbw.
+    """
+    if not shares and columns.us_each is not None:
+        return columns.us_each
     usual = median(shares) if shares else 0.0
-    for unit_us in sorted({*_US.values()}):
-        if abs(math.log(usual * unit_us**-1 or 1e-300)) < _NEAR:
+    units = sorted({*_US.values()}) if columns.us_each is None else [columns.us_each]
+    for unit_us, rate in itertools.product(units, columns.rates_each):
+        if abs(math.log(usual / unit_us / rate or 1e-300)) < _NEAR:
             return unit_us
+    if columns.us_each is None:
+        raise UsageError(
+            f"{path}: its times have no unit, and no unit fits its algbw: name the column time_us, "
+            "time_ms or time_s"
+        )
+    off = usual / columns.us_each / columns.rates_each[0]
     raise UsageError(
-        f"{path}: its times have no unit, and no unit fits its algbw: name the column time_us, "
-        "time_ms or time_s"
+        f"{path}: sizes over times are {off:.3g} times its algbw in the median: expected bytes of "
+        "the whole vector, times in the unit that their column names, and algbw in GB/s"
     )
 
 
-def _number(text: str, separator: str) -> float | None:
-    """Return a number as people write it: 64M and 8 KiB are sizes, 1,5 is one and a half."""
-    text = text.strip()
-    if "," in text:
-        is_decimal = separator != "," and re.fullmatch(r"\d+,\d+", text) is not None
-        text = text.replace(",", "." if is_decimal else "")
-    found = _NUMBER.fullmatch(text)
-    value = math.nan if found is None else float(found[1]) * 1024 ** _POWERS[found[2].lower()]
-    return value if math.isfinite(value) else None
+def _numbers(
+    path: Path, columns: _Columns, entries: Sequence[tuple[int, list[str]]]
+) -> Callable[[str], float | None]:
+    """Return how numbers are read: 64M and 8 KiB are sizes, and commas have one meaning in a file.
+
+    A comma is a decimal point where no thousands can be meant, as in 35,5.
+    """
+    places = {role: columns.places.get(role) for role in _NUMBERS}
+    texts = {role: [*_column(entries, place)] for role, place in places.items()}
+    every = [text for role in _NUMBERS for text in texts[role]]
+    decimals = [
+        text
+        for text in every
+        if re.fullmatch(r"\d+,\d+", text) and not _MAYBE_THOUSANDS.fullmatch(text)
+    ]
+    thousands = [text for text in every if _SURELY_THOUSANDS.fullmatch(text)]
+    in_sizes = [text for text in texts["size"] if "," in text]
+    is_of_bytes = columns.bytes_each in (None, 1.0)
+    is_open = not (decimals or thousands) and any("," in text for text in every)
+    if is_open and is_of_bytes and len(in_sizes) == sum("," in text for text in every):
+        is_open = False  # bytes are whole numbers
+    if is_open or (decimals and (thousands or (is_of_bytes and in_sizes))):
+        odd = next(text for text in [*decimals, *every] if "," in text)
+        raise UsageError(
+            f"{path}: a comma, as in {odd!r}, may stand between thousands or before decimals: "
+            "expected numbers such as 1234.5"
+        )
+
+    def number(text: str) -> float | None:
+        text = text.strip()
+        if "," in text:
+            is_whole = decimals or _MAYBE_THOUSANDS.fullmatch(text)
+            text = text.replace(",", "." if decimals else "") if is_whole else "?"
+        found = _NUMBER.fullmatch(text)
+        if found is None:
+            return None
+        base = 1000 if found[4] and not found[3] else 1024  # as in size_MB, and as nccl-tests says
+        value = float(found[1]) * base ** _POWERS[found[2].lower()]
+        return value if math.isfinite(value) else None
+
+    return number
 
 
 FORMAT = Format(

@@ -41,9 +41,9 @@ _PAIR_IS_OPEN = (
 )
 _ADDING_IS_OPEN = (
     "The tables leave open whether the library lets the switches in the nodes add. The file keeps "
-    "every fit that they allow, and intervals hold all answers. Tables of one node, with several "
-    "numbers of devices, mostly tell it."
+    "every fit that they allow, and intervals hold all answers."
 )
+_SEVERAL_IN_A_NODE = "Tables of one node, with several numbers of devices, mostly tell it."
 _PAIRS_AND_MORE = "Tables of two nodes and of more, together, mostly tell it."
 _CARRIED_OVER = (
     "The file keeps how a row differs from its protocol. Other device counts take that over: less "
@@ -287,11 +287,12 @@ def print_cluster_fit(fit: ClusterFit) -> None:
     allowed = [*fit.cluster.measured.allowed()]
     if len({bool(measured.tree_share) for measured in allowed}) > 1:
         say_flush(_TREE_IS_OPEN)
+    devices = fit.cluster.devices_per_node
+    reduces = {each.workers for each in fit.residuals if each.op == "allreduce"}
     if len({bool(measured.switch_share) for measured in allowed}) > 1:
-        say_flush(_ADDING_IS_OPEN)
+        has_several = len([workers for workers in reduces if workers <= devices]) > 1
+        say_flush(_ADDING_IS_OPEN if has_several else f"{_ADDING_IS_OPEN} {_SEVERAL_IN_A_NODE}")
     if fit.cluster.nodes > 1 and len({bool(measured.pair_share) for measured in allowed}) > 1:
-        devices = fit.cluster.devices_per_node
-        reduces = [each.workers for each in fit.residuals if each.op == "allreduce"]
         nodes = {-(-workers // devices) for workers in reduces}
         has_both = 2 in nodes and max(nodes) > 2
         say_flush(_PAIR_IS_OPEN if has_both else f"{_PAIR_IS_OPEN} {_PAIRS_AND_MORE}")

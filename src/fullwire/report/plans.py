@@ -37,7 +37,7 @@ from fullwire.findings.plans import (
 )
 from fullwire.report.terminal import print_table, say
 from fullwire.simulation.recorded_plan import UNKNOWN_CLUSTER
-from fullwire.units import show_duration, show_memory, show_number, show_rate
+from fullwire.units import show_duration, show_memory, show_number, show_rate, show_short
 from fullwire.words import sentence, sentences
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def print_plan(result: PlanAnswer) -> None:
         say("")
         _print_lasting(result)
     for note in _assumed(result):
-        say(f"Assumed: {note.removesuffix('.')}.")
+        say(f"Assumed: {_lowered(note)}.")
     for note in _assumed_elsewhere(result):
         say(note)
 
@@ -159,7 +159,13 @@ def _assumed_elsewhere(result: PlanAnswer) -> Iterator[str]:
         for note in sentences(there.assumed):
             if note not in common and (there.cluster, note) not in told:
                 told.add((there.cluster, note))
-                yield f"Assumed on {there.cluster}: {note.removesuffix('.')}."
+                yield f"Assumed on {there.cluster}: {_lowered(note)}."
+
+
+def _lowered(note: str) -> str:
+    """Return a note as it stands after a colon; a whole sentence ends with a full stop."""
+    whole = note.removesuffix(".")
+    return whole if whole == note else whole[:1].lower() + whole[1:]
 
 
 def _print_recorded(one: FromRun) -> None:
@@ -221,7 +227,8 @@ def in_words(one: Planned) -> str:
 
 
 def _time(one: Planned) -> str:
-    return f"{one.step_s:.3g} s ({one.interval.low_s:.3g}-{one.interval.high_s:.3g})"
+    ends = f"{show_short(one.interval.low_s)}-{show_short(one.interval.high_s)}"
+    return f"{show_short(one.step_s)} s ({ends})"
 
 
 def _table(result: PlanAnswer) -> tuple[list[str], list[list[str]], set[str]]:

@@ -24,7 +24,7 @@ import numpy as np
 
 from fullwire.clusters.cluster import Nics, with_fastest_inside
 from fullwire.collectives.cost import Floats
-from fullwire.collectives.library import nics_left_open, rests_on_least_rate
+from fullwire.collectives.library import nics_at, nics_left_open, rests_on_least_rate
 from fullwire.crew import ALONE, Crew
 from fullwire.simulation.as_recorded import residues
 from fullwire.simulation.buckets import EachGradient
@@ -155,15 +155,19 @@ def rests_on_least(subjects: Sequence[Subject], grid: Grid) -> tuple[int, ...]:
 def ends_of_nics(grid: Grid) -> Iterator[tuple[tuple[int, ...], Grid]]:
     """Yield numbers of workers for which tables leave the NICs open, with them at either end."""
     where = grid.cluster
-    if where is None or grid.bandwidth_bps != (where.nics.rate_bps,):  # that was asked for
+    if where is None:
         return
+    if grid.bandwidth_bps != (where.nics.rate_bps,):  # that was asked for
+        where = replace(where, nics=nics_at(where, where.nics.rate_bps))
     among: dict[Nics, list[int]] = {}
     for workers in grid.workers:
         for end in nics_left_open(where, workers)[1]:
             among.setdefault(end.nics, []).append(workers)
     for nics, found in among.items():
+        times = nics.rate_bps / where.nics.rate_bps
+        rates_bps = tuple(times * bps for bps in grid.bandwidth_bps)
         cluster = replace(where, nics=nics)
-        yield tuple(found), replace(grid, cluster=cluster, bandwidth_bps=(nics.rate_bps,))
+        yield tuple(found), replace(grid, cluster=cluster, bandwidth_bps=rates_bps)
 
 
 def _of_one_kind(

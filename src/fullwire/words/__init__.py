@@ -30,6 +30,7 @@ from fullwire.units import (
     show_ranks,
     show_rate,
     show_ratio,
+    show_short,
     show_time,
     show_times,
 )
@@ -131,6 +132,7 @@ _UNITS: Mapping[str, Callable[[Any], str]] = {
     "rate": show_rate,
     "bytes": show_bytes,
     "memory": show_memory,
+    "short": show_short,
     "ranks": show_ranks,
     "Ranks": lambda ranks: show_ranks(ranks).capitalize(),
 }
