@@ -28,6 +28,7 @@ KERNELS = {
     "send": "ncclDevKernel_SendRecv",
 }
 # A kernel with its pass and length, a collective with its group, name and size, or the wait for it.
+# In a rest the host launches no kernel.
 Part = tuple[Any, ...]
 
 
@@ -179,6 +180,8 @@ def played(parts: Iterator[Part], rate_gbps: float, job: Job | None = None) -> f
                 began, count = now, count + 1
             elif part[0] == "wait":
                 now = max(now, over[part[1]])
+            elif part[0] == "rest":
+                now += part[1]
             elif part[0] == "work":
                 if job is not None:
                     job.kernel(GEMM, now, now + part[2], launch=launch)

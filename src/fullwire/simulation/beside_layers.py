@@ -36,12 +36,14 @@ class Course:
     """
 
     events: tuple[tuple[float, int, bool], ...]
+    own_ns: int  # of the recorded step: all but the waits for collectives
 
     def of(self, places: Sequence[int]) -> Course:
         """Return the course of some of the collectives, which take new places in this order."""
         new = {place: number for number, place in enumerate(places)}
         kept = [event for event in self.events if event[1] in new]
-        return Course(tuple((share, new[place], is_needed) for share, place, is_needed in kept))
+        events = tuple((share, new[place], is_needed) for share, place, is_needed in kept)
+        return Course(events, self.own_ns)
 
     def stalled_s(self, each_s: Sequence[Floats], own_s: float | Floats) -> Floats:
         """Return how long computing waits for collectives that take these times."""
@@ -129,12 +131,11 @@ def course_of(run: Run, rows: Collectives, step_ns: tuple[int, int], passed_ns: 
         events.append((moment, turn, len(events), place))
         if need >= 0:
             events.append((need, _NEEDED, len(events), place))
-    return Course(
-        tuple(
-            (moment / own_ns, int(order[place]), turn == _NEEDED)
-            for moment, turn, _, place in sorted(events)
-        )
+    course = (
+        (moment / own_ns, int(order[place]), turn == _NEEDED)
+        for moment, turn, _, place in sorted(events)
     )
+    return Course(tuple(course), own_ns)
 
 
 def _sources(start_ns: Whole, end_ns: Whole, op: Text) -> dict[int, int]:
@@ -150,7 +151,9 @@ def _progress(
 ) -> tuple[_Progress, Whole]:
     """Return the progress of a step, and where in it computing waited for each collective, or -1.
 
-    Computing waits for the gather that ends as it goes on, or else for the last collective.
+    Computing waits for the gather that ends as it goes on, or else for the last collective. Where
+    a gather ends in a rest of the device, the rest has another reason: it is no wait, and does not
+    tell that the gather is needed there.
     """
     exposed_ns = without(
         union(start_ns, end_ns), union(computing.start_ns, computing.end_ns, _SOON_NS // 4)
@@ -166,6 +169,12 @@ def _progress(
         soon = by_end[first[wait] : last[wait]]
         soon = soon[is_gather[soon] & (end_ns[soon] >= exposed_ns[1][wait] - _SOON_NS)]
         places[row] = soon[-1] if len(soon) else places[row]
-    progress = _Progress(began_ns, (exposed_ns[0][chosen], exposed_ns[1][chosen]))
-    waited_for[places] = progress.at(exposed_ns[0][chosen])
+    ended_ns = np.minimum(end_ns[places], exposed_ns[1][chosen])
+    begins_ns = np.append(np.sort(computing.start_ns), 2**62)
+    begins_ns = begins_ns[np.searchsorted(begins_ns, ended_ns)]
+    rests = (ended_ns + _SOON_NS < begins_ns) & (begins_ns < 2**62)
+    is_needed = ~(is_gather[places] & rests)
+    until_ns = np.where(is_needed, exposed_ns[1][chosen], ended_ns)
+    progress = _Progress(began_ns, (exposed_ns[0][chosen], until_ns))
+    waited_for[places[is_needed]] = progress.at(exposed_ns[0][chosen])[is_needed]
     return progress, waited_for

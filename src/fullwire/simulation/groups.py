@@ -40,6 +40,7 @@ class Others:
     are_gradients: bool = False  # summed by hand, in place of buckets
     sum_gradients: bool = False  # in another way, as shards are, in place of buckets too
     course: Course | None = None  # on devices, of these ways
+    rest_ns: int = 0  # of the time exposed in a course: rests for another reason than these
 
     @property
     def sent(self) -> tuple[str, ...]:

@@ -373,8 +373,11 @@ class Messages:
         if others.course is not None:
             of_kind = {other.kind: each_s for other, each_s in of_kinds}
             each_s = [of_kind[kind] for kind in others.kinds]
-            own_s = self.subject.step.step_ns * 1e-9
-            return others.course.stalled_s(each_s, own_s), total_s
+            # The slowest rank's own time; the rests in it have been counted with these collectives.
+            late_ns = np.reshape(self.subject.step.waiting_ns, (-1, 1, 1))
+            rest_s = others.rest_ns * 1e-9
+            own_s = (self.subject.step.step_ns + late_ns) * 1e-9 + rest_s
+            return others.course.stalled_s(each_s, own_s) + rest_s, total_s
         hidden_s = np.maximum(others.total_ns - others.exposed_ns, 0) * 1e-9
         share = others.exposed_ns / max(others.total_ns, 1)
         return np.asarray(np.maximum(share * total_s, total_s - hidden_s)), total_s

@@ -109,8 +109,11 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
         spread = spread * kinds.as_mean(table.numbers, own_ns) / own_ns
     late_ns = (alone_ns - usual_rank_ns)[:, usual]
     waiting_ns = max(0, together_ns - step_ns)
-    if in_rounds:  # no step shows it, as ranks meet at a round's end
+    # Steps do not show it where ranks meet at a round's end, or where early ranks wait for shards.
+    if in_rounds or others.course is not None:
         waiting_ns = round(float(late_ns.max(axis=0).mean()))
+    if others.course is not None:
+        others = replace(others, rest_ns=max(others.course.own_ns - step_ns - waiting_ns, 0))
     around_ns = median_of(measured_ns.tolist())
     off_ns = median_of(np.abs(measured_ns - around_ns.value).tolist()).value
     deviation = 1.4826 * off_ns / max(around_ns.value, 1.0)
