@@ -232,6 +232,43 @@ def test_a_sum_of_shards_waits_for_the_scatter_that_it_adds_up(tmp_path: Path) -
     assert [issued[place] for place, op in enumerate(others.op) if op == "allreduce"] == scatters
 
 
+@pytest.mark.parametrize("parts", [sharded, hybrid])
+def test_the_link_carries_the_gathers_and_scatters_of_a_sharded_step(
+    tmp_path: Path, parts: Any
+) -> None:
+    run = traced(tmp_path, parts, 25)
+    table = fw.whatif(run, line_rate="25Gbps", transport="measured", workers=[1, 2])
+    others = typical_step(run).others
+    # Of two ranks each sends a half in a gather or a scatter, and the whole in a sum.
+    sent_bytes = sum(
+        size if op == "allreduce" else size / 2
+        for op, size in zip(others.op, others.bytes, strict=True)
+    )
+    used = min(sent_bytes * 8 / 25e9 / table["step_s"][1], 1)  # two groups send at once here
+    assert used > 0.85
+    assert table["network_utilization"] == pytest.approx([0, used], rel=0.01)
+
+
+def test_a_model_whose_shards_another_group_adds_up_is_predicted_on_a_cluster(
+    tmp_path: Path,
+) -> None:
+    """Ranks 0 and 1, and 2 and 3, hold the model together. Ranks 0 and 2, and 1 and 3, add up."""
+    for rank in range(4):
+        job = Job(rank, 4)
+        played(hybrid(), 100, job)
+        for event in job.events:
+            group = event["args"].get("Process Group Name")
+            if group is not None:
+                members = sorted((rank, rank ^ (1 if group == "1" else 2)))
+                event["args"]["Process Group Name"] = f"{group}{members[0]}"
+                event["args"]["Process Group Ranks"] = str(members)
+        job.write(tmp_path / f"{rank}.json")
+    run = read(tmp_path)
+    assert typical_step(run).others.shards == 2
+    table = fw.whatif(run, line_rate="100Gbps", cluster="dgx-h100", nodes=2)
+    assert table["workers"].tolist() == [16]
+
+
 def test_the_course_of_some_collectives_leaves_out_the_events_of_others(tmp_path: Path) -> None:
     others = typical_step(traced(tmp_path, sharded)).others
     assert others.course is not None

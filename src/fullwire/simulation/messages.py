@@ -153,7 +153,7 @@ class Messages:
 
     def instead_bits(self, chosen: slice) -> Floats:
         """Return the bits on a host's link of the collectives that go in place of gradients."""
-        if not self.subject.step.sends_nothing:
+        if not self.subject.step.sends_nothing and self.subject.step.others.course is None:
             return np.zeros(())
         return running_sum(
             other.count * (other.wire_bits * other.load)[chosen, None, None]
@@ -457,7 +457,7 @@ def messages_of(
     ways = tried(grid) if algorithm == AUTO else (algorithm,)
     workers, compressors = grid.workers[sizes], grid.compressors
     shards = subject.step.shards
-    if shards > 1 and on_links is not None:
+    if shards > 1 and on_links is not None and not subject.step.others.adds_up_shards:
         raise UsageError(
             f"{subject.name}: its gradients are summed in groups of one in {shards} ranks, and on "
             "a described cluster only sums over all ranks are predicted"

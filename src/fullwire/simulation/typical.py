@@ -535,10 +535,10 @@ def _others(
     workers = _workers(run)
     by_hand = set(usual.op.tolist()) == {"allreduce"} and set(among) == {workers}
     of_step_ns = int(table.start_ns[place]), int(table.end_ns[place])
-    growing = None
+    growing, adds_up = None, False
     if sum_gradients and not by_hand:
         sums = usual.rows(is_sum & (usual.issue_ns >= table.backward_ns[place]))
-        growing = summing_group(sums, members, int(table.bytes.sum()), workers)
+        growing, adds_up = summing_group(sums, members, int(table.bytes.sum()), workers)
     return Others(
         op=tuple(usual.op.tolist()),
         backend=run.facts.backend,
@@ -554,6 +554,7 @@ def _others(
         issue_ns=tuple((within_ns - table.backward_ns[place]).tolist()),
         are_gradients=sum_gradients and by_hand,
         sum_gradients=sum_gradients and not by_hand,
+        adds_up_shards=adds_up,
         course=course_of(run, usual, of_step_ns, int(table.computed_ns[place]))
         if sum_gradients and not by_hand and shows_devices(run)
         else None,
