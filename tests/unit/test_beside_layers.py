@@ -102,6 +102,21 @@ def test_a_rest_beside_a_gather_is_the_same_at_each_speed_of_a_grid(tmp_path: Pa
         assert grid["step_s"][row] == point["step_s"][0]
 
 
+def test_an_interval_holds_contention_of_kernels_that_never_ran_alone(tmp_path: Path) -> None:
+    run = traced(tmp_path, sharded, 60)
+    ends_s = {}
+    for compared in (1.0, 0.4):
+        told = {"kernels_compared_share": compared, "kernels_slowed_share": 0.0}
+        pairs: dict[str, Any] = {name: ((0, share), (1, share)) for name, share in told.items()}
+        changed = dataclasses.replace(run, facts=dataclasses.replace(run.facts, **pairs))
+        asked = MEASURED | {"line_rate": "60Gbps", "bandwidth": ["60Gbps", "400Gbps"]}
+        ends_s[compared] = fw.whatif(changed, **asked).interval_s
+    (low_s, high_s), (open_low_s, open_high_s) = ends_s.values()
+    assert open_low_s[0] == pytest.approx(low_s[0])  # as recorded, the step is known
+    assert open_low_s[1] < 0.97 * low_s[1]
+    assert open_high_s == pytest.approx(high_s)
+
+
 def test_a_recording_without_the_devices_own_times_has_an_interval_for_all_that_may_hide(
     tmp_path: Path,
 ) -> None:

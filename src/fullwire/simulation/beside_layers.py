@@ -12,7 +12,7 @@ after another, as a device gives them to it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -23,6 +23,7 @@ from fullwire.run.intervals import union, within, without
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Text, Whole
 
 _SOON_NS = 20_000  # a device goes on so soon after the event that it waited for
+_MOST_SLOWED = 1 - 1 / 1.7  # of a kernel beside communication, as in `timeline.contention`
 _Table = TypeVar("_Table", Spans, Gradients)
 _BEFORE, _NEEDED, _AFTER = range(3)  # the order of events at the same place of the computing
 
@@ -37,13 +38,14 @@ class Course:
 
     events: tuple[tuple[float, int, bool], ...]
     own_ns: int  # of the recorded step: all but the waits for collectives
+    untold_slowing: float = 0.0  # at most, of all computing beside them: by kernels never alone
 
     def of(self, places: Sequence[int]) -> Course:
         """Return the course of some of the collectives, which take new places in this order."""
         new = {place: number for number, place in enumerate(places)}
         kept = [event for event in self.events if event[1] in new]
         events = tuple((share, new[place], is_needed) for share, place, is_needed in kept)
-        return Course(events, self.own_ns)
+        return replace(self, events=events)
 
     def stalled_s(self, each_s: Sequence[Floats], own_s: float | Floats) -> Floats:
         """Return how long computing waits for collectives that take these times."""
@@ -135,7 +137,8 @@ def course_of(run: Run, rows: Collectives, step_ns: tuple[int, int], passed_ns: 
         (moment / own_ns, int(order[place]), turn == _NEEDED)
         for moment, turn, _, place in sorted(events)
     )
-    return Course(tuple(course), own_ns)
+    compared = [share for _, share in run.facts.kernels_compared_share or ((0, 1.0),)]
+    return Course(tuple(course), own_ns, (1 - float(np.median(compared))) * _MOST_SLOWED)
 
 
 def _sources(start_ns: Whole, end_ns: Whole, op: Text) -> dict[int, int]:

@@ -54,6 +54,11 @@ class Others:
         return list(zip(self.sent, self.bytes, self.members, strict=True))
 
     @property
+    def untold_slowing(self) -> float:
+        """Return the most slowing of computing beside a course that no kernels tell."""
+        return 0.0 if self.course is None else self.course.untold_slowing
+
+    @property
     def shards(self) -> int:
         """Return N where one in N ranks sum the same gradients in a group of their own."""
         return max(1, -min(self.members, default=0))
