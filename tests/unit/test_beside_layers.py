@@ -51,6 +51,14 @@ def of_unlike_layers() -> Iterator[Part]:
         yield (*part[:2], part[2] * next(times)) if is_layer else part
 
 
+def with_rests(rest_us: float) -> Iterator[Part]:
+    """Yield a sharded step whose kernels are launched late, beside the gather of the next layer."""
+    for part in sharded():
+        if part[0] == "work" and part[2] > 50:
+            yield "rest", rest_us
+        yield part
+
+
 PARTS = {"ahead": sharded, "late": gathered_late, "unlike": of_unlike_layers}
 
 
@@ -68,6 +76,45 @@ def test_a_faster_link_hides_what_the_layers_leave_room_for(
         assert table["step_s"][row] == pytest.approx(step_s, rel=0.06)
         low_s, high_s = (ends[row] for ends in table.interval_s)
         assert low_s <= step_s <= high_s
+
+
+@pytest.mark.parametrize(
+    ("rest_us", "recorded_gbps", "rate_gbps"),
+    [(60, 100, 400), (60, 40, 200), (140, 400, 100)],  # in the last, gathers end in the rests
+)
+def test_a_rest_beside_a_gather_stays_on_another_link(
+    tmp_path: Path, rest_us: float, recorded_gbps: int, rate_gbps: int
+) -> None:
+    run = traced(tmp_path, lambda: with_rests(rest_us), recorded_gbps)
+    asked = MEASURED | {"line_rate": f"{recorded_gbps}Gbps"}
+    table = fw.whatif(run, **asked, bandwidth=f"{rate_gbps}Gbps")
+    step_s = played(with_rests(rest_us), rate_gbps) * 1e-6
+    assert table["step_s"][0] == pytest.approx(step_s, rel=0.05)
+    assert table.interval_s[0][0] <= step_s <= table.interval_s[1][0]
+
+
+def test_a_rest_beside_a_gather_is_the_same_at_each_speed_of_a_grid(tmp_path: Path) -> None:
+    run = traced(tmp_path, lambda: with_rests(60))
+    speeds = [0.5, 2.0]
+    grid = fw.whatif(run, **MEASURED, compute_speed=speeds)
+    for row, speed in enumerate(speeds):
+        point = fw.whatif(run, **MEASURED, compute_speed=speed)
+        assert grid["step_s"][row] == point["step_s"][0]
+
+
+def test_an_interval_holds_contention_of_kernels_that_never_ran_alone(tmp_path: Path) -> None:
+    run = traced(tmp_path, sharded, 60)
+    ends_s = {}
+    for compared in (1.0, 0.4):
+        told = {"kernels_compared_share": compared, "kernels_slowed_share": 0.0}
+        pairs: dict[str, Any] = {name: ((0, share), (1, share)) for name, share in told.items()}
+        changed = dataclasses.replace(run, facts=dataclasses.replace(run.facts, **pairs))
+        asked = MEASURED | {"line_rate": "60Gbps", "bandwidth": ["60Gbps", "400Gbps"]}
+        ends_s[compared] = fw.whatif(changed, **asked).interval_s
+    (low_s, high_s), (open_low_s, open_high_s) = ends_s.values()
+    assert open_low_s[0] == pytest.approx(low_s[0])  # as recorded, the step is known
+    assert open_low_s[1] < 0.97 * low_s[1]
+    assert open_high_s == pytest.approx(high_s)
 
 
 def test_a_recording_without_the_devices_own_times_has_an_interval_for_all_that_may_hide(
@@ -132,6 +179,57 @@ def test_a_late_rank_stays_late_on_a_faster_link(tmp_path: Path, late: int) -> N
     assert table["step_s"][0] == pytest.approx(step_us * 1e-6, rel=0.03)
 
 
+def scattered_at_the_end(where: Path, times: tuple[float, float], rate_gbps: float) -> float:
+    """Write the traces of two ranks like `in_lockstep`, which gather all parameters at once.
+
+    The scatters queue up beside the backward pass, and end after it.
+    """
+    jobs, together, began = [Job(rank) for rank in (0, 1)], 0.0, 0.0
+    long_us = SIZE * 4e-3 / rate_gbps
+    for number in range(STEPS):
+        began = free = together
+        now = [began, began]
+        for layer in range(2 * LAYERS + 1):
+            is_backward, is_last = layer >= LAYERS, layer == 2 * LAYERS
+            launch = began + 2 * layer
+            for rank, job in enumerate(jobs):
+                end = now[rank] + (400 if is_backward else 200) * times[rank]
+                if not is_last:
+                    job.kernel(GEMM, now[rank], end, launch=launch)
+                    now[rank] = end
+                    if is_backward:
+                        job.event("cpu_op", BACKWARD, launch - 0.1, launch + 0.8, tid=1)
+            if is_backward:
+                op = "_allgather_base" if is_last else "_reduce_scatter_base"
+                size = {"In msg nelems" if is_last else "Out msg nelems": SIZE // 8}
+                args = reduced(SIZE // 4, "1") | {"Collective name": op} | size
+                end = max(free, *now) + long_us
+                for rank, job in enumerate(jobs):
+                    begin = max(now[rank], free)
+                    job.kernel(KERNELS[op], begin, end, launch=launch, stream=9, **args)
+                free = end
+        together = free
+        for job in jobs:
+            job.step(number, began, together)
+    for rank, job in enumerate(jobs):
+        job.write(where / f"{rank}.json")
+    return together - began
+
+
+@pytest.mark.parametrize("rate_gbps", [50, 400])
+def test_a_late_rank_whose_scatters_end_after_its_pass_is_late_once(
+    tmp_path: Path, rate_gbps: int
+) -> None:
+    for place in ("before", "after"):
+        (tmp_path / place).mkdir()
+    scattered_at_the_end(tmp_path / "before", (1.0, 1.3), 25)
+    step_us = scattered_at_the_end(tmp_path / "after", (1.0, 1.3), rate_gbps)
+    asked = MEASURED | {"line_rate": "25Gbps", "bandwidth": f"{rate_gbps}Gbps"}
+    table = fw.whatif(read(tmp_path / "before"), **asked)
+    assert table["step_s"][0] == pytest.approx(step_us * 1e-6, rel=0.03)
+    assert table.interval_s[0][0] <= step_us * 1e-6 <= table.interval_s[1][0]
+
+
 def hybrid() -> Iterator[Part]:
     """Yield a sharded step in which another group adds up the shards."""
     for part in sharded():
@@ -147,6 +245,43 @@ def test_a_sum_of_shards_waits_for_the_scatter_that_it_adds_up(tmp_path: Path) -
     issued = {place: share for share, place, is_needed in others.course.events if not is_needed}
     scatters = [issued[place] for place, op in enumerate(others.op) if op == "reducescatter"]
     assert [issued[place] for place, op in enumerate(others.op) if op == "allreduce"] == scatters
+
+
+@pytest.mark.parametrize("parts", [sharded, hybrid])
+def test_the_link_carries_the_gathers_and_scatters_of_a_sharded_step(
+    tmp_path: Path, parts: Any
+) -> None:
+    run = traced(tmp_path, parts, 25)
+    table = fw.whatif(run, line_rate="25Gbps", transport="measured", workers=[1, 2])
+    others = typical_step(run).others
+    # Of two ranks each sends a half in a gather or a scatter, and the whole in a sum.
+    sent_bytes = sum(
+        size if op == "allreduce" else size / 2
+        for op, size in zip(others.op, others.bytes, strict=True)
+    )
+    used = min(sent_bytes * 8 / 25e9 / table["step_s"][1], 1)  # two groups send at once here
+    assert used > 0.85
+    assert table["network_utilization"] == pytest.approx([0, used], rel=0.01)
+
+
+def test_a_model_whose_shards_another_group_adds_up_is_predicted_on_a_cluster(
+    tmp_path: Path,
+) -> None:
+    """Ranks 0 and 1, and 2 and 3, hold the model together. Ranks 0 and 2, and 1 and 3, add up."""
+    for rank in range(4):
+        job = Job(rank, 4)
+        played(hybrid(), 100, job)
+        for event in job.events:
+            group = event["args"].get("Process Group Name")
+            if group is not None:
+                members = sorted((rank, rank ^ (1 if group == "1" else 2)))
+                event["args"]["Process Group Name"] = f"{group}{members[0]}"
+                event["args"]["Process Group Ranks"] = str(members)
+        job.write(tmp_path / f"{rank}.json")
+    run = read(tmp_path)
+    assert typical_step(run).others.shards == 2
+    table = fw.whatif(run, line_rate="100Gbps", cluster="dgx-h100", nodes=2)
+    assert table["workers"].tolist() == [16]
 
 
 def test_the_course_of_some_collectives_leaves_out_the_events_of_others(tmp_path: Path) -> None:

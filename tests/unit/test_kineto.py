@@ -227,6 +227,23 @@ def test_on_processors_a_wait_for_a_tensor_is_no_computing(
     assert (len(run.operations) > 0) == bool(shapes)
 
 
+def test_on_processors_a_wait_in_one_thread_leaves_the_computing_of_another(
+    tmp_path: Path,
+) -> None:
+    job = Job(0, 1, distributedInfo={"backend": "gloo", "rank": 0}, deviceProperties=[])
+    job.step(0, 0, 1000)
+    job.event("user_annotation", "gloo:all_reduce", 300, 600, tid=9)
+    job.event("cpu_op", "autograd::engine::evaluate_function: X", 0, 500, tid=1)
+    for ends in ((200, 400), (210, 390)):  # a dispatcher may call it within itself
+        job.event("cpu_op", "_c10d_functional::wait_tensor", *ends, tid=3)
+    job.event("cpu_op", "aten::add", 450, 700, tid=3)
+    job.event("cpu_op", "_c10d_functional::wait_tensor", 460, 600, tid=3)
+    run = read(job.write(tmp_path / "rank0.json"))
+    computing = run.spans.rows(run.spans.lane == "compute")
+    assert computing.start_ns.tolist() == [0, 600_000]
+    assert computing.end_ns.tolist() == [500_000, 700_000]
+
+
 @pytest.mark.parametrize(
     ("whole", "part", "size_bytes"),
     [

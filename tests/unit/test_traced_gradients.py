@@ -28,6 +28,7 @@ KERNELS = {
     "send": "ncclDevKernel_SendRecv",
 }
 # A kernel with its pass and length, a collective with its group, name and size, or the wait for it.
+# In a rest the host launches no kernel.
 Part = tuple[Any, ...]
 
 
@@ -179,6 +180,8 @@ def played(parts: Iterator[Part], rate_gbps: float, job: Job | None = None) -> f
                 began, count = now, count + 1
             elif part[0] == "wait":
                 now = max(now, over[part[1]])
+            elif part[0] == "rest":
+                now += part[1]
             elif part[0] == "work":
                 if job is not None:
                     job.kernel(GEMM, now, now + part[2], launch=launch)
@@ -311,6 +314,31 @@ def test_sums_on_a_processor_are_gradients_up_to_the_end_of_its_pass(tmp_path: P
     run = read(tmp_path)
     assert len(run.gradients) == 2 * STEPS * 4
     assert run.facts.buckets == "none"
+
+
+@pytest.mark.parametrize("late", [0, 3, 4])
+def test_gradients_that_a_processor_sums_in_the_next_forward_pass_are_no_sums_of_layers(
+    tmp_path: Path, late: int
+) -> None:
+    layers = 6
+    for rank in (0, 1):
+        job = Job(rank, distributedInfo={"backend": "gloo", "rank": rank, "world_size": 2})
+        job.header |= {"deviceProperties": []}
+        for number in range(STEPS):
+            began = 100_000 * number
+            job.step(number, began, began + 100_000)
+            for part in range(2 * layers):
+                name, begin = BACKWARD if part >= layers else "aten::addmm", began + 4_000 * part
+                job.event("cpu_op", name, begin, begin + 4_000, tid=1)
+            for part in range(layers):
+                begin = began + 4_000 * (layers + part) + 3_500
+                if part >= layers - late:
+                    begin = began + 100_200 + 3_500 * (part + late - layers)
+                of_sum: dict[str, Any] = {"Input Dims": [[250_000]], "Input type": ["float"]}
+                mark = "gloo:all_reduce", begin, begin + 3_000
+                job.event("user_annotation", *mark, tid=2, **of_sum)
+        job.write(tmp_path / f"{rank}.json")
+    assert len(read(tmp_path).gradients) == 2 * STEPS * (layers - late)
 
 
 @pytest.mark.parametrize("sums_inputs", [True, False])

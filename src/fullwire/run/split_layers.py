@@ -8,7 +8,7 @@ sum does not tell them apart: a job may wait for each gradient, and launches may
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ def are_of_split_layers(
     group: Text,
     op: Text,
     size: Whole,
-    step: Sequence[Hashable],
+    step: Sequence[int] | Sequence[tuple[int, int]],
     is_before: NDArray[np.bool_],
     is_amidst: NDArray[np.bool_],
     *,
@@ -35,19 +35,22 @@ def are_of_split_layers(
     a backward pass. Of the steps with such sums amidst, most have several before: one step whose
     pass is marked too late tells nothing. On processors some sums of the step before may come in
     the forward pass. So `as_many` asks for as many before as amidst, but for one: the first layer's
-    inputs need no gradients.
+    inputs need no gradients. It asks so of the first step, too, which none was recorded before.
     """
     kinds = list(zip(group.tolist(), op.tolist(), size.tolist(), strict=True))
     before = Counter((kinds[row], step[row]) for row in np.flatnonzero(is_before).tolist())
     amidst = Counter((kinds[row], step[row]) for row in np.flatnonzero(is_amidst).tolist())
-    steps_before = Counter(
-        key[0]
+    with_some = {
+        key
         for key, count in before.items()
         if count > 1 and (not as_many or count >= amidst[key] - 1)
-    )
+    }
+    steps_before = Counter(kind for kind, _ in with_some)
+    first = dict(sorted(amidst, reverse=True))
     layers = {
         kind
         for kind, steps in Counter(kind for kind, _ in amidst).items()
         if kind[1] in _SUMS and kind[2] >= _LEAST_BYTES and 2 * steps_before[kind] > steps
+        if not as_many or (kind, first[kind]) in with_some
     }
     return np.array([kind in layers for kind in kinds], bool)

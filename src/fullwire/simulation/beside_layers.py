@@ -12,7 +12,7 @@ after another, as a device gives them to it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -23,6 +23,7 @@ from fullwire.run.intervals import union, within, without
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Text, Whole
 
 _SOON_NS = 20_000  # a device goes on so soon after the event that it waited for
+_MOST_SLOWED = 1 - 1 / 1.7  # of a kernel beside communication, as in `timeline.contention`
 _Table = TypeVar("_Table", Spans, Gradients)
 _BEFORE, _NEEDED, _AFTER = range(3)  # the order of events at the same place of the computing
 
@@ -36,12 +37,15 @@ class Course:
     """
 
     events: tuple[tuple[float, int, bool], ...]
+    own_ns: int  # of the recorded step: all but the waits for collectives
+    untold_slowing: float = 0.0  # at most, of all computing beside them: by kernels never alone
 
     def of(self, places: Sequence[int]) -> Course:
         """Return the course of some of the collectives, which take new places in this order."""
         new = {place: number for number, place in enumerate(places)}
         kept = [event for event in self.events if event[1] in new]
-        return Course(tuple((share, new[place], is_needed) for share, place, is_needed in kept))
+        events = tuple((share, new[place], is_needed) for share, place, is_needed in kept)
+        return replace(self, events=events)
 
     def stalled_s(self, each_s: Sequence[Floats], own_s: float | Floats) -> Floats:
         """Return how long computing waits for collectives that take these times."""
@@ -129,12 +133,12 @@ def course_of(run: Run, rows: Collectives, step_ns: tuple[int, int], passed_ns: 
         events.append((moment, turn, len(events), place))
         if need >= 0:
             events.append((need, _NEEDED, len(events), place))
-    return Course(
-        tuple(
-            (moment / own_ns, int(order[place]), turn == _NEEDED)
-            for moment, turn, _, place in sorted(events)
-        )
+    course = (
+        (moment / own_ns, int(order[place]), turn == _NEEDED)
+        for moment, turn, _, place in sorted(events)
     )
+    compared = [share for _, share in run.facts.kernels_compared_share or ((0, 1.0),)]
+    return Course(tuple(course), own_ns, (1 - float(np.median(compared))) * _MOST_SLOWED)
 
 
 def _sources(start_ns: Whole, end_ns: Whole, op: Text) -> dict[int, int]:
@@ -150,7 +154,9 @@ def _progress(
 ) -> tuple[_Progress, Whole]:
     """Return the progress of a step, and where in it computing waited for each collective, or -1.
 
-    Computing waits for the gather that ends as it goes on, or else for the last collective.
+    Computing waits for the gather that ends as it goes on, or else for the last collective. Where
+    a gather ends in a rest of the device, the rest has another reason: it is no wait, and does not
+    tell that the gather is needed there.
     """
     exposed_ns = without(
         union(start_ns, end_ns), union(computing.start_ns, computing.end_ns, _SOON_NS // 4)
@@ -166,6 +172,12 @@ def _progress(
         soon = by_end[first[wait] : last[wait]]
         soon = soon[is_gather[soon] & (end_ns[soon] >= exposed_ns[1][wait] - _SOON_NS)]
         places[row] = soon[-1] if len(soon) else places[row]
-    progress = _Progress(began_ns, (exposed_ns[0][chosen], exposed_ns[1][chosen]))
-    waited_for[places] = progress.at(exposed_ns[0][chosen])
+    ended_ns = np.minimum(end_ns[places], exposed_ns[1][chosen])
+    begins_ns = np.append(np.sort(computing.start_ns), 2**62)
+    begins_ns = begins_ns[np.searchsorted(begins_ns, ended_ns)]
+    rests = (ended_ns + _SOON_NS < begins_ns) & (begins_ns < 2**62)
+    is_needed = ~(is_gather[places] & rests)
+    until_ns = np.where(is_needed, exposed_ns[1][chosen], ended_ns)
+    progress = _Progress(began_ns, (exposed_ns[0][chosen], until_ns))
+    waited_for[places[is_needed]] = progress.at(exposed_ns[0][chosen])[is_needed]
     return progress, waited_for

@@ -39,7 +39,9 @@ class Others:
     issue_ns: tuple[int, ...] = ()  # after the backward pass began; 0 before, and its end after it
     are_gradients: bool = False  # summed by hand, in place of buckets
     sum_gradients: bool = False  # in another way, as shards are, in place of buckets too
+    adds_up_shards: bool = False  # in another group than the one whose scatters make them
     course: Course | None = None  # on devices, of these ways
+    rest_ns: int = 0  # of the time exposed in a course: rests for another reason than these
 
     @property
     def sent(self) -> tuple[str, ...]:
@@ -50,6 +52,11 @@ class Others:
     def kinds(self) -> list[tuple[str, int, int]]:
         """Return for each the operation that is sent, its bytes, and its members."""
         return list(zip(self.sent, self.bytes, self.members, strict=True))
+
+    @property
+    def untold_slowing(self) -> float:
+        """Return the most slowing of computing beside a course that no kernels tell."""
+        return 0.0 if self.course is None else self.course.untold_slowing
 
     @property
     def shards(self) -> int:
@@ -141,16 +148,16 @@ def members_of(run: Run) -> dict[str, int]:
 
 def summing_group(
     sums: Collectives, members: Mapping[str, int], gradient_bytes: int, workers: int
-) -> str | None:
-    """Return the group of some ranks that more workers make larger.
+) -> tuple[str | None, bool]:
+    """Return the group of some ranks that more workers make larger, and if it adds up shards.
 
     It sums as many bytes as a rank's gradients have, so its ranks have the same part of a model.
     Where it shards its sums and another group adds these up, more workers make the other one
-    larger: each has the same shards.
+    larger: its ranks hold the same shards.
     """
     names, place = np.unique(sums.group.astype(str), return_inverse=True)
     if not len(names):
-        return None
+        return None, False
     of_each = np.bincount(place.reshape(-1), sums.bytes, len(names))
     nearest = int(np.abs(of_each - gradient_bytes).argmin())
     name = str(names[nearest])
@@ -163,7 +170,8 @@ def summing_group(
     adds_up_shards[nearest] = False
     if adds_up_shards.any():
         name = str(names[np.argmax(adds_up_shards)])
-    return name if is_summing and workers % members[name] == 0 else None
+    grows = is_summing and workers % members[name] == 0
+    return name if grows else None, bool(adds_up_shards.any())
 
 
 def calling_ns_of(rows: Collectives, spans: Spans) -> int:

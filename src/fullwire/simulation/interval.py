@@ -93,9 +93,13 @@ def interval_s(
         found = sweep(at_once, grid, crew=crew)
         ends_s = _of_one_kind(at_once, grid, found, calibration, crew)
         low_s, high_s = np.minimum(low_s, ends_s[0]), np.maximum(high_s, ends_s[1])
-    if any(map(_may_hide_shards, subjects)):
+    may_hide = any(map(_may_hide_shards, subjects))
+    if may_hide or any(each.step.others.untold_slowing for each in subjects):
         # The hidden step is as unsure as the predicted one, and no shorter than a worker's own.
-        sooner_s = predictions["step_s"] - with_shards_hidden_s(subjects, grid, predictions, crew)
+        sooner_s = _without_untold_contention_s(subjects, grid, predictions, crew)
+        if may_hide:
+            hidden_s = with_shards_hidden_s(subjects, grid, predictions, crew)
+            sooner_s = np.maximum(sooner_s, predictions["step_s"] - hidden_s)
         below = np.array([each.step.alone_off[0] for each in subjects])
         least_s = predictions["baseline_step_s"] * (1 - below[predictions.place("run")])
         low_s = np.minimum(low_s, np.maximum(low_s - np.maximum(sooner_s, 0.0), least_s))
@@ -129,6 +133,24 @@ def with_shards_hidden_s(
     is_shorter = predictions.measures["step_s"] < measured_s
     longest_s = np.maximum(hidden_s(is_longest=True), measured_s)
     return np.asarray(np.where(is_shorter, hidden_s(is_longest=False), longest_s)).reshape(-1)
+
+
+def _without_untold_contention_s(
+    subjects: Sequence[Subject], grid: Grid, predictions: Predictions, crew: Crew
+) -> Floats:
+    """Return how much sooner sharded steps end if kernels that never ran alone were slowed, too.
+
+    Fewer of them are beside communication on a faster link.
+    """
+    more, as_recorded_s = [], []
+    for each in subjects:
+        crowding, untold = each.crowding, each.step.others.untold_slowing
+        more.append(replace(each, crowding=replace(crowding, s_each=crowding.s_each + untold)))
+        as_recorded_s.append(untold * crowding.recorded_beside)
+    step_s = predictions.measures["step_s"]
+    longer_s = sweep(more, grid, crew=crew).measures["step_s"] - step_s
+    sooner_s = np.array(as_recorded_s).reshape(shaped(run=len(subjects))) - longer_s
+    return np.asarray(np.maximum(sooner_s, 0.0)).reshape(-1)
 
 
 def _may_hide_shards(subject: Subject) -> bool:

@@ -153,7 +153,7 @@ class Messages:
 
     def instead_bits(self, chosen: slice) -> Floats:
         """Return the bits on a host's link of the collectives that go in place of gradients."""
-        if not self.subject.step.sends_nothing:
+        if not self.subject.step.sends_nothing and self.subject.step.others.course is None:
             return np.zeros(())
         return running_sum(
             other.count * (other.wire_bits * other.load)[chosen, None, None]
@@ -375,8 +375,11 @@ class Messages:
         if others.course is not None:
             of_kind = {other.kind: each_s for other, each_s in of_kinds}
             each_s = [of_kind[kind] for kind in others.kinds]
-            own_s = self.subject.step.step_ns * 1e-9
-            return others.course.stalled_s(each_s, own_s), total_s
+            # The slowest rank's own time; the rests in it have been counted with these collectives.
+            late_ns = np.reshape(self.subject.step.waiting_ns, (-1, 1, 1))
+            rest_s = others.rest_ns * 1e-9
+            own_s = (self.subject.step.step_ns + late_ns) * 1e-9 + rest_s
+            return others.course.stalled_s(each_s, own_s) + rest_s, total_s
         hidden_s = np.maximum(others.total_ns - others.exposed_ns, 0) * 1e-9
         share = others.exposed_ns / max(others.total_ns, 1)
         return np.asarray(np.maximum(share * total_s, total_s - hidden_s)), total_s
@@ -456,7 +459,7 @@ def messages_of(
     ways = tried(grid) if algorithm == AUTO else (algorithm,)
     workers, compressors = grid.workers[sizes], grid.compressors
     shards = subject.step.shards
-    if shards > 1 and on_links is not None:
+    if shards > 1 and on_links is not None and not subject.step.others.adds_up_shards:
         raise UsageError(
             f"{subject.name}: its gradients are summed in groups of one in {shards} ranks, and on "
             "a described cluster only sums over all ranks are predicted"

@@ -103,6 +103,7 @@ def beside_times(subject: Subject) -> tuple[Any, ...]:
         id(others.members),
         others.backend,
         others.total_ns,
+        others.rest_ns,
         others.sum_gradients,
         subject.exchange_factor,
         subject.meeting_factor,

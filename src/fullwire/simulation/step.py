@@ -71,14 +71,21 @@ class Step:
         return np.maximum(self.own_s * np.asarray(ranks) - self.alone_ns * 1e-9, 0.0)
 
     def with_own_work(self, times: float) -> Step:
-        """Return the step with a worker's own work so many times as long."""
+        """Return the step with a worker's own work so many times as long.
+
+        Work that is longer than was known was taken for rests beside collectives.
+        """
+        step_ns = round(self.step_ns * times)
+        rest_ns = max(self.others.rest_ns - max(step_ns - self.step_ns, 0), 0)
         return replace(
             self,
-            step_ns=round(self.step_ns * times),
+            step_ns=step_ns,
             forward_ns=round(self.forward_ns * times),
             backward_ns=round(self.backward_ns * times),
             ready_ns=np.round(self.ready_ns * times).astype(np.int64),
-            others=replace(self.others, calling_ns=round(self.others.calling_ns * times)),
+            others=replace(
+                self.others, calling_ns=round(self.others.calling_ns * times), rest_ns=rest_ns
+            ),
         )
 
     @property

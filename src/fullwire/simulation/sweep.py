@@ -194,6 +194,10 @@ def _predicted(
             with np.errstate(divide="ignore", invalid="ignore"):  # a step of 0 is refused later
                 np.divide(baseline_s, step_s, out=measures["scaling_factor"][here])
                 link_s = used_s / apart + instead_used_s
+                if subject.step.others.course is not None:
+                    # Groups may have links of their own, so the line has at most a step's bits.
+                    instead_s = np.minimum(instead_used_s, step_s)
+                    link_s = np.where(used_s > step_s, used_s, instead_s)
                 np.divide(link_s, step_s, out=measures["network_utilization"][here])
     return measures
 

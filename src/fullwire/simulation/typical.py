@@ -109,8 +109,11 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
         spread = spread * kinds.as_mean(table.numbers, own_ns) / own_ns
     late_ns = (alone_ns - usual_rank_ns)[:, usual]
     waiting_ns = max(0, together_ns - step_ns)
-    if in_rounds:  # no step shows it, as ranks meet at a round's end
+    # Steps do not show it where ranks meet at a round's end, or where early ranks wait for shards.
+    if in_rounds or others.course is not None:
         waiting_ns = round(float(late_ns.max(axis=0).mean()))
+    if others.course is not None:
+        others = replace(others, rest_ns=max(others.course.own_ns - step_ns - waiting_ns, 0))
     around_ns = median_of(measured_ns.tolist())
     off_ns = median_of(np.abs(measured_ns - around_ns.value).tolist()).value
     deviation = 1.4826 * off_ns / max(around_ns.value, 1.0)
@@ -532,10 +535,10 @@ def _others(
     workers = _workers(run)
     by_hand = set(usual.op.tolist()) == {"allreduce"} and set(among) == {workers}
     of_step_ns = int(table.start_ns[place]), int(table.end_ns[place])
-    growing = None
+    growing, adds_up = None, False
     if sum_gradients and not by_hand:
         sums = usual.rows(is_sum & (usual.issue_ns >= table.backward_ns[place]))
-        growing = summing_group(sums, members, int(table.bytes.sum()), workers)
+        growing, adds_up = summing_group(sums, members, int(table.bytes.sum()), workers)
     return Others(
         op=tuple(usual.op.tolist()),
         backend=run.facts.backend,
@@ -551,6 +554,7 @@ def _others(
         issue_ns=tuple((within_ns - table.backward_ns[place]).tolist()),
         are_gradients=sum_gradients and by_hand,
         sum_gradients=sum_gradients and not by_hand,
+        adds_up_shards=adds_up,
         course=course_of(run, usual, of_step_ns, int(table.computed_ns[place]))
         if sum_gradients and not by_hand and shows_devices(run)
         else None,

@@ -289,8 +289,14 @@ def _processor_spans(trace: Trace, steps: Steps) -> Spans:
     # Operators that lie side by side or inside each other make one span.
     computes = ~found_collectives.within_marks(trace)
     operators = trace.operators
-    working = union(operators["start_ns"][computes], operators["end_ns"][computes])
-    start_ns, end_ns = without(working, trace.waits_ns)
+    ends_ns = operators["start_ns"][computes], operators["end_ns"][computes], *trace.waits_ns
+    times_ns = np.concatenate(ends_ns)
+    order = np.argsort(times_ns, kind="stable")
+    # Each thread has one operator at a time. A wait takes its thread out, while others compute.
+    threads = np.cumsum(np.repeat((1, -1, -1, 1), [len(part) for part in ends_ns])[order])
+    times_ns, working = times_ns[order], threads[:-1] > 0
+    start_ns, end_ns = union(times_ns[:-1][working], times_ns[1:][working])
+    start_ns, end_ns = without((start_ns, end_ns), trace.hooks_wait_ns)
     count = len(start_ns)
     spans = _spans(
         steps.numbered(steps.of(start_ns)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -101,7 +101,8 @@ class Trace:
     groups: Mapping[str, int]  # ranks of the largest group with each description
     group_names: Mapping[str, str]  # descriptions by the name that collectives bear
     shaped: tuple[Shaped, ...]
-    waits_ns: tuple[Whole, Whole]  # of the processor for collectives
+    waits_ns: tuple[Whole, Whole]  # for tensors, on the processor
+    hooks_wait_ns: tuple[Whole, Whole]  # for collectives, where FSDP's hooks do on the processor
     gathered: Mapping[int, int]  # elements of a whole gathering by those of a rank's part
 
     @property
@@ -210,23 +211,25 @@ class _Shapes:
         return {part: min(found) for part, found in wholes.items() if len(found) == 1}
 
     def waits_ns(self) -> tuple[Whole, Whole]:
-        """Return when the processor waited for collectives, in FSDP's hooks or for a tensor.
+        """Return when threads waited for tensors: each thread's waits, without those in others."""
+        waits = [each for each in self.operators if each.name == WAIT]
+        found = [
+            _covered(each for each in waits if each.tid == thread)
+            for thread in dict.fromkeys(each.tid for each in waits)
+        ]
+        none = np.zeros(0, np.int64)
+        start_ns, end_ns = zip((none, none), *found, strict=True)
+        return np.concatenate(start_ns), np.concatenate(end_ns)
 
-        A hook waits where it runs none of the operations here. Casts and sums in it are not among
-        these, and count as waiting. They are short.
+    def hooks_wait_ns(self) -> tuple[Whole, Whole]:
+        """Return when FSDP's hooks waited for collectives: they ran none of the operations here.
+
+        Casts and sums in a hook are not among these, and count as waiting. They are short.
         """
-
-        def union_of(chosen: list[_Operator]) -> tuple[Whole, Whole]:
-            start_ns = np.array([round(each.ts * 1000) for each in chosen], np.int64)
-            lasted_ns = np.array([round(each.dur * 1000) for each in chosen], np.int64)
-            return union(start_ns, start_ns + lasted_ns)
-
-        hooks_ns = union_of([each for each in self.operators if _is_hook(each)])
-        waits_ns = union_of([each for each in self.operators if each.name == WAIT])
-        if len(hooks_ns[0]):
-            others_ns = union_of([each for each in self.operators if not _is_hook(each)])
-            hooks_ns = without(hooks_ns, others_ns)
-        return union(np.append(hooks_ns[0], waits_ns[0]), np.append(hooks_ns[1], waits_ns[1]))
+        hooks_ns = _covered(each for each in self.operators if _is_hook(each))
+        if not len(hooks_ns[0]):
+            return hooks_ns
+        return without(hooks_ns, _covered(each for each in self.operators if not _is_hook(each)))
 
     def shaped(self) -> Iterator[Shaped]:
         """Yield the operations. A wrapper is `dispatch`; an optimizer's step is one operation."""
@@ -273,6 +276,13 @@ class _Shapes:
                 round(own_us * 1000),
                 number,
             )
+
+
+def _covered(operators: Iterable[_Operator]) -> tuple[Whole, Whole]:
+    """Return the stretches in which one of these operations ran."""
+    times_us = np.array([(each.ts, each.dur) for each in operators]).reshape(-1, 2)
+    start_ns, lasted_ns = np.round(times_us.T * 1000).astype(np.int64)
+    return union(start_ns, start_ns + lasted_ns)
 
 
 def _is_hook(operator: _Operator) -> bool:
@@ -480,6 +490,7 @@ def _trace(path: Path, scanner: KinetoScanner, shapes: _Shapes, problems: list[s
         group_names=group_names,
         shaped=tuple(shapes.shaped()),
         waits_ns=shapes.waits_ns(),
+        hooks_wait_ns=shapes.hooks_wait_ns(),
         gathered=shapes.gathered(),
     )
 
