@@ -94,6 +94,22 @@ def test_a_comparison_predicts_sums_in_the_backward_pass_as_the_fix_does() -> No
     assert verify(dataclasses.replace(by_hand, collectives=scattered), as_fixed) is None
 
 
+def test_sums_of_much_more_than_gradients_do_not_become_buckets_of_gradients() -> None:
+    def of_times_the_gradients(times: int) -> Run:
+        job = with_facts(summed_by_hand(), line_rate_bps=times * 1e9)
+        sums = dataclasses.replace(job.collectives, bytes=job.collectives.bytes * times)
+        return dataclasses.replace(job, collectives=sums)
+
+    in_whole_floats = fixes_of(of_times_the_gradients(2))  # of gradients in halves of them
+    assert "overlap" in in_whole_floats
+    of_more = of_times_the_gradients(5)
+    assert not {"overlap", "synchronisation"} & set(fixes_of(of_more))
+    asked = fw.whatif(of_more, buckets="ddp", transport="measured")
+    assert asked["step_s"] == pytest.approx(0.146)
+    assert any("keep these sums as recorded" in each for each in asked.warnings)
+    assert not any("during the backward pass" in each for each in asked.warnings)
+
+
 def a_storm() -> Run:
     """Sum each of four gradients in ten parts: 0.8 ms for each, and 0.2 ms to call for the next."""
     by_hand = with_facts(summed_by_hand(), line_rate_bps=10e9)

@@ -106,6 +106,18 @@ class SumsGoInBuckets(Finding):
     run: str
 
 
+class SumsAreOfMore(Finding):
+    """A script sums more than gradients, and buckets of gradients were asked for."""
+
+    is_assumption = True
+    template = (
+        "{run}: its script sums many more bytes than its gradients have. Predictions keep these "
+        "sums as recorded: buckets of gradients do not apply."
+    )
+
+    run: str
+
+
 class GradientsTakenEvenly(Finding):
     """The gradients of a run's buckets are unknown, and other buckets were asked for."""
 
@@ -475,6 +487,8 @@ def prediction_notes(
         yield from _of_run(name, run, subject, is_measured=bool(measured))
         if grid.are_buckets_asked and subject.sums_by_hand:
             yield SumsGoInBuckets(run=name)
+        if grid.are_buckets_asked and subject.sums_more_by_hand:
+            yield SumsAreOfMore(run=name)
         is_other = any(not isinstance(policy, EachGradient) for policy in grid.buckets)
         if grid.are_buckets_asked and is_other and not subject.has_parameters:
             yield GradientsTakenEvenly(run=name)

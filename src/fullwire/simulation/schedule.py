@@ -87,7 +87,7 @@ def sent_in_buckets(step: Step) -> Step:
     The script's calls for one sum after another go too. So does a collective beside the sums, such
     as that of a loss, which cannot be told from them.
     """
-    if not step.others.are_gradients:
+    if not step.sums_only_gradients:
         return step
     return replace(step.with_joined(range(len(step.others.op))), others=Others())
 
