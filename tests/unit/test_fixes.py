@@ -396,6 +396,37 @@ def test_waiting_for_data_is_worth_what_it_takes_with_one_worker_too() -> None:
     assert 0 < by_account.scaling_factor < 0.020 / by_account.step_s
 
 
+def test_loading_ahead_takes_no_work_off_the_processors() -> None:
+    """Three ranks on two processors of one host load for 30 ms of a step, and work for 84 ms."""
+    job = a_trained_job()
+    forward = job.spans.rows(job.spans.name == "forward")
+    waits = dataclasses.replace(
+        forward,
+        lane=np.full(len(forward), "input", object),
+        name=np.full(len(forward), "wait", object),
+        end_ns=forward.start_ns + 30 * MS,
+    )
+    later = np.where(job.spans.name == "forward", 30 * MS, 0)
+    by_itself = dataclasses.replace(job.spans, start_ns=job.spans.start_ns + later)
+
+    def working(each_s: float, spans: Spans) -> Run:
+        each_rank = tuple((rank, each_s) for rank in range(3))
+        run = with_facts(job, machines=1, hosts="a,a,a", processors=2, processor_s=each_rank)
+        return dataclasses.replace(run, spans=spans)
+
+    with_loader = Spans.joined([by_itself, waits])
+    for kind, spans in (("input", with_loader), ("host", by_itself)):
+
+        def by_account(each_s: float, kind: str = kind, spans: Spans = spans) -> list[float]:
+            run = working(each_s, spans)
+            found = fix_kinds()[kind].by_account(run, account(run, {}))
+            return [each.step_s for each in found]
+
+        assert by_account(0.02) == [pytest.approx(0.116, rel=0.01)]
+        assert by_account(0.084) == [pytest.approx(0.084 * 3 / 2)]
+        assert by_account(0.097) == []
+
+
 @pytest.mark.parametrize(
     ("facts", "words"),
     [

@@ -257,6 +257,17 @@ def without_loss(account: Account, lost_s: float, *, of_one: bool) -> Forecast |
     )
 
 
+def moved_s(run: Run, account: Account, lost_s: float) -> float:
+    """Return how much of a loss a step is spared if other processes of the job do that work.
+
+    The processors still do it, and then a step takes as long as they need for all. A replay knows
+    that by itself.
+    """
+    from fullwire.run.processors import least_step_s
+
+    return min(lost_s, max(account.step_s - least_step_s(run), 0.0))
+
+
 def alone_without_s(account: Account, lost_s: float) -> float:
     """Return T1 without a loss of one worker; a baseline's becomes shorter in proportion.
 

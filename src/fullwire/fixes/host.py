@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fullwire.fixes.fix import Fix, FixKind, fix_kinds, register, without_loss
+from fullwire.fixes.fix import Fix, FixKind, fix_kinds, moved_s, register, without_loss
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account, Part
@@ -48,6 +48,8 @@ class Host(FixKind):
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
         """Subtract the host's time before computation from the step."""
         lost_s = min(usual_ahead_s(account), account.parts_s[Part.HOST.key])
+        if not has_loader(account):  # it may read batches, as loading processes would
+            lost_s = moved_s(run, account, lost_s)
         found = without_loss(account, lost_s, of_one=True)
         if found is not None:
             yield HostIsReady(how=_setting(run, account), forecast=found)
