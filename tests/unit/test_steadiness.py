@@ -11,7 +11,7 @@ import pytest
 import fullwire as fw
 from fullwire.report.explanation import print_explanation
 from fullwire.run.facts import Facts
-from fullwire.run.run import Provenance, Run, Spans
+from fullwire.run.run import Collectives, Provenance, Run, Spans
 from fullwire.run.usual import kept_steps, regular_steps
 from fullwire.timeline.account import Part
 from fullwire.timeline.steadiness import few_steps
@@ -172,3 +172,77 @@ def test_a_loss_of_rare_regular_steps_is_the_verdict() -> None:
     assert "10 of 300 steps" in found.verdict.sentence
     irregular_ms = [200 if step in (3, 40, 55, 101, 222, 290) else 0 for step in range(300)]
     assert not fw.explain(a_job(irregular_ms, [10] * 300)).is_of_all_steps
+
+
+def a_job_that_saves(*, late: tuple[int, ...], saves: bool, scatter: int = 0) -> Run:
+    """Let some ranks of two pause for 300 ms in each fifth of 20 steps of 100 ms.
+
+    In the other steps both begin their sum later by turns, and compute meanwhile.
+    """
+    rows, sums, start = [], [], 0
+    for step in range(20):
+        is_long = step % 5 == 4
+        pauses = [300 * MS * (is_long and rank in late) for rank in (0, 1)]
+        turns = [0 if is_long else scatter * MS * ((step + rank) % 2) for rank in (0, 1)]
+        issues = [start + pause + 10 * MS + turn for pause, turn in zip(pauses, turns, strict=True)]
+        end = start + max(pauses) + 100 * MS
+        for rank in (0, 1):
+            begin = start + pauses[rank]
+            rows += [
+                spans(("host", "step", start, end), rank=rank, step=step),
+                spans(("compute", "forward", begin, begin + 100 * MS), rank=rank, step=step),
+            ]
+            if pauses[rank] and saves:
+                rows.append(spans(("host", "checkpoint", start, begin), rank=rank, step=step))
+            sums.append((rank, step, issues[rank], max(issues) + 5 * MS))
+        start = end
+    rank_, step_, issue, ended = map(np.array, zip(*sums, strict=True))
+    collectives = Collectives(
+        rank=rank_,
+        step=step_,
+        sequence=step_,
+        group=np.full(len(sums), "all", object),
+        op=np.full(len(sums), "allreduce", object),
+        dtype=np.full(len(sums), "float32", object),
+        bytes=np.full(len(sums), 1000),
+        issue_ns=issue,
+        start_ns=issue,
+        end_ns=ended,
+    )
+    return Run(
+        provenance=Provenance(origin="measured", source="a test"),
+        facts=Facts(workers=2, line_rate_bps=1e9),
+        spans=Spans.joined(rows),
+        collectives=collectives,
+    )
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_checkpoint_of_one_rank_is_named_where_the_others_wait_for_it(saves: bool) -> None:
+    found = fw.explain(a_job_that_saves(late=(0,), saves=saves))
+    said = found.verdict.sentence
+    assert said.startswith("Rank 0 is late")
+    assert "the host's work between" in said
+    assert ("most of it to write checkpoints" in said) == saves
+    told = [setting(fix) for fix in found.fixes if fix.kind == "straggler"]
+    assert len(told) >= 1
+    assert all(("async_save" in each) == saves for each in told)
+
+
+def test_a_rank_that_is_late_in_few_steps_is_named_beside_small_turns() -> None:
+    found = fw.explain(a_job_that_saves(late=(0,), saves=False, scatter=80))
+    assert found.verdict.kind == "straggler"
+    said = found.verdict.sentence
+    assert said.startswith("Rank 0 is late in few steps: the others wait ")
+    assert "more than usual in the host's work between" in said
+    assert "in 4 of 20 steps" in said
+    assert not any("other work that takes" in setting(fix) for fix in found.fixes)
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_checkpoints_that_all_ranks_write_are_named_as_the_hosts_time(saves: bool) -> None:
+    found = fw.explain(a_job_that_saves(late=(0, 1), saves=saves))
+    assert found.verdict.kind == "host"
+    assert ("is to write checkpoints." in found.verdict.sentence) == saves
+    [long] = [each for each in found.fixes if "long steps" in sentence(each)]
+    assert ("async_save" in setting(long)) == saves

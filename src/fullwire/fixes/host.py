@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fullwire.fixes.fix import Fix, FixKind, fix_kinds, moved_s, register, without_loss
+from fullwire.fixes.fix import LESS_SAVING, Fix, FixKind, fix_kinds, moved_s, register, without_loss
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account, Part
-from fullwire.timeline.ahead import has_loader, usual_ahead_s
+from fullwire.timeline.ahead import checkpoints_s, has_loader, usual_ahead_s
+from fullwire.timeline.steadiness import of_few_steps
 
 _ELSEWHERE = "logs, checkpoints, metrics: less often, or in another process"
 _READS = "batches that the script reads by itself: {loader}"
@@ -56,4 +57,7 @@ class Host(FixKind):
 
     def in_few_steps(self, run: Run, account: Account) -> str:
         """Return the remedy for work of the host in few steps."""
-        return _ELSEWHERE
+        rare = of_few_steps(account, Part.HOST)
+        there = account if rare is None else rare[1]
+        is_saving = checkpoints_s(run, there, there.ranks) > there.parts_s[Part.HOST.key] / 2
+        return LESS_SAVING if is_saving else _ELSEWHERE

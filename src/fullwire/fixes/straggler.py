@@ -7,13 +7,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fullwire.fixes.fix import Fix, FixKind, register, who_takes_processors, without_loss
+from fullwire.fixes.fix import (
+    LESS_SAVING,
+    Fix,
+    FixKind,
+    register,
+    who_takes_processors,
+    without_loss,
+)
 from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.simulation.stragglers import NoJitter
 from fullwire.timeline.account import Account, Part
-from fullwire.timeline.late import Late, late_ranks
+from fullwire.timeline.ahead import checkpoints_s
+from fullwire.timeline.late import Late, late_for_most, late_ranks
+from fullwire.timeline.steadiness import of_few_steps
 from fullwire.units import show_time
 
 _EVENLY = {
@@ -68,6 +77,8 @@ def _setting(run: Run, account: Account, late: Late | None) -> str:
             return worked_longer
         if taken_by is not None:
             return _ON_TAKEN_PROCESSORS[taken_by]
+    if most == 2 and checkpoints_s(run, account, late.ranks) > excess_ns[most] * 1e-9 / 2:
+        return LESS_SAVING
     return _WHERE_A_RANK_IS_SLOW[most]
 
 
@@ -100,8 +111,8 @@ def _who_worked_longer(run: Run, late: Late) -> str:
 
 
 def _fix(run: Run, account: Account, found: Forecast) -> Fix:
-    late = late_ranks(account)
-    setting = _setting(run, account, late)
+    late, there = late_for_most(account)
+    setting = _setting(run, there, late)
     if late is None:
         return NoneIsLate(how=setting, forecast=found)
     return LateRanksInTime(ranks=late.ranks, how=setting, forecast=found)
@@ -150,4 +161,6 @@ class Straggler(FixKind):
 
     def in_few_steps(self, run: Run, account: Account) -> str:
         """Return where to look."""
-        return _setting(run, account, late_ranks(account))
+        rare = of_few_steps(account, Part.STRAGGLER)
+        there = account if rare is None else rare[1]
+        return _setting(run, there, late_ranks(there))
