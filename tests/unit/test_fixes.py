@@ -108,6 +108,26 @@ def test_sums_of_much_more_than_gradients_do_not_become_buckets_of_gradients() -
     assert asked["step_s"] == pytest.approx(0.146)
     assert any("keep these sums as recorded" in each for each in asked.warnings)
     assert not any("during the backward pass" in each for each in asked.warnings)
+    for condition in ({"accumulate": 2}, {"local_steps": 4}, {"compression": "int8"}):
+        warnings = fw.whatif(of_more, transport="measured", **condition).warnings
+        axis = next(iter(condition)).replace("_", " ")
+        changed = f"With {axis}, predictions change all of these sums"
+        assert any(changed in each for each in warnings)
+    as_recorded = fw.whatif(of_more, transport="measured")
+    assert not any("than its gradients have" in each for each in as_recorded.warnings)
+    # The gradients of other passes are unknown, and may be those of another model.
+    forward = of_more.spans.rows(of_more.spans.name == "forward")
+    middle_ns = (forward.start_ns + forward.end_ns) // 2
+    earlier = dataclasses.replace(
+        forward, name=np.full(len(forward), "earlier backward", object), end_ns=middle_ns
+    )
+    first = of_more.spans.start_ns.copy()
+    first[of_more.spans.name == "forward"] = middle_ns
+    later = dataclasses.replace(of_more.spans, start_ns=first)
+    of_two_models = dataclasses.replace(of_more, spans=Spans.joined([later, earlier]))
+    assert {"overlap", "synchronisation"} <= set(fixes_of(of_two_models))
+    asked = fw.whatif(of_two_models, buckets="ddp", transport="measured")
+    assert not any("keep these sums as recorded" in each for each in asked.warnings)
 
 
 def a_storm() -> Run:

@@ -38,6 +38,7 @@ class Others:
     awaited: tuple[bool, ...] = ()  # amidst computation, which needs their results
     issue_ns: tuple[int, ...] = ()  # after the backward pass began; 0 before, and its end after it
     are_gradients: bool = False  # summed by hand, in place of buckets
+    are_of_more: bool = False  # these sums, as they have many more bytes than the gradients
     sum_gradients: bool = False  # in another way, as shards are, in place of buckets too
     course: Course | None = None  # on devices, of these ways
 

@@ -12,7 +12,6 @@ from fullwire.run.run import Whole
 from fullwire.simulation.groups import Others
 
 _COMPUTES_THROUGHOUT = 0.75  # of a step alone: with as much processor time a rank never rests
-_TIMES_GRADIENTS = 2.1  # the bytes of their sums, at most: halves of a float summed as whole ones
 _BESIDE_A_CALL_NS = 200_000  # of other processors, at most: measured with Gloo, 120 calls at once
 
 
@@ -64,10 +63,7 @@ class Step:
         Sums of many more bytes are of other tensors too, such as activations or statistics. A run
         does not tell which are which, and buckets of gradients replace those of gradients alone.
         """
-        if not self.others.are_gradients:
-            return False
-        summed = sum(self.others.of_the_last_pass().bytes)
-        return summed <= _TIMES_GRADIENTS * int(self.bytes.sum())
+        return self.others.are_gradients and not self.others.are_of_more
 
     @property
     def own_s(self) -> float:

@@ -30,7 +30,7 @@ from fullwire.compression.codec import named_in
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.centre import median_of
 from fullwire.run.intervals import covered_ns
-from fullwire.run.kinds import kinds_of
+from fullwire.run.kinds import EARLIER, kinds_of
 from fullwire.run.placement import ranks_per_processor
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
@@ -54,6 +54,7 @@ MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
 MOST_BYTES = 2**50  # of one gradient
 _SENT_BY_OUR_HOOK = ("allreduce", "alltoall", "allgather")
 _BUCKET_LEAVES_NS = 5_000_000  # after its last gradient, at the latest: it may be copied first
+_TIMES_GRADIENTS = 2.1  # the bytes of their sums, at most: halves of a float summed as whole ones
 _LOOKED_AT = 20  # steps, for how long other collectives are exposed
 
 # The marks that a what-if needs, and how PyTorch's profiler writes them.
@@ -531,6 +532,11 @@ def _others(
     sum_gradients = run.facts.buckets is None and sums_all
     workers = _workers(run)
     by_hand = set(usual.op.tolist()) == {"allreduce"} and set(among) == {workers}
+    # Of several passes the run has the gradients of the last one, which may be those of one model
+    # among several. Such sums cannot be judged.
+    is_one_pass = not (spans.name[spans.step == table.numbers[middle]] == EARLIER).any()
+    in_pass = usual.bytes[usual.issue_ns > table.backward_ns[place]].sum()
+    of_more = is_one_pass and in_pass > _TIMES_GRADIENTS * table.bytes.sum()
     of_step_ns = int(table.start_ns[place]), int(table.end_ns[place])
     growing = None
     if sum_gradients and not by_hand:
@@ -550,6 +556,7 @@ def _others(
         awaited=are_awaited(usual, spans.rows(spans.step == table.numbers[middle])),
         issue_ns=tuple((within_ns - table.backward_ns[place]).tolist()),
         are_gradients=sum_gradients and by_hand,
+        are_of_more=sum_gradients and by_hand and bool(of_more),
         sum_gradients=sum_gradients and not by_hand,
         course=course_of(run, usual, of_step_ns, int(table.computed_ns[place]))
         if sum_gradients and not by_hand and shows_devices(run)
