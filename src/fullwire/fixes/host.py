@@ -57,7 +57,6 @@ class Host(FixKind):
 
     def in_few_steps(self, run: Run, account: Account) -> str:
         """Return the remedy for work of the host in few steps."""
-        rare = of_few_steps(account, Part.HOST)
-        there = account if rare is None else rare[1]
+        there = of_few_steps(account, Part.HOST)
         is_saving = checkpoints_s(run, there, there.ranks) > there.parts_s[Part.HOST.key] / 2
         return LESS_SAVING if is_saving else _ELSEWHERE

@@ -110,9 +110,8 @@ def _who_worked_longer(run: Run, late: Late) -> str:
     )
 
 
-def _fix(run: Run, account: Account, found: Forecast) -> Fix:
-    late, there = late_for_most(account)
-    setting = _setting(run, there, late)
+def _fix(run: Run, account: Account, late: Late | None, found: Forecast) -> Fix:
+    setting = _setting(run, account, late)
     if late is None:
         return NoneIsLate(how=setting, forecast=found)
     return LateRanksInTime(ranks=late.ranks, how=setting, forecast=found)
@@ -137,19 +136,22 @@ class Straggler(FixKind):
             equal = job.ask(
                 change=lambda each: replace(each, waiting_ns=round(each.waiting_ns * left))
             )
-            yield _fix(run, account, equal)
+            yield _fix(run, account, late_ranks(account), equal)
         elif step.waiting_ns:
-            yield _fix(run, account, job.ask(jitters=(NoJitter(),)))
+            yield _fix(run, account, late_ranks(account), job.ask(jitters=(NoJitter(),)))
 
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
         """Subtract the waiting for ranks from the step, or what a few late ranks do beyond others.
 
         A late rank delays the transfers of other buckets too, of which the account does not know
         that they waited for it. Links that are busy all the time may hide a part of its excess.
+        A rank that is late in few steps takes its share of the waiting with it.
         """
         least_s = most_s = account.parts_s[Part.STRAGGLER.key]
-        late = late_ranks(account)
-        if late is not None:
+        late, there = late_for_most(account)
+        if late is not None and there is not account:
+            least_s = most_s = late.share * least_s
+        elif late is not None:
             rows = [account.ranks.index(rank) for rank in late.ranks]
             excess_ns = account.excess_ns[rows][:, account.is_typical].sum(axis=2).max(axis=0)
             most_s = max(least_s, float(excess_ns.mean()) * 1e-9)
@@ -157,10 +159,9 @@ class Straggler(FixKind):
         if found is not None and most_s > least_s:
             found = replace(found, low_s=found.step_s, high_s=account.step_s - least_s)
         if found is not None:
-            yield _fix(run, account, found)
+            yield _fix(run, there, late, found)
 
     def in_few_steps(self, run: Run, account: Account) -> str:
         """Return where to look."""
-        rare = of_few_steps(account, Part.STRAGGLER)
-        there = account if rare is None else rare[1]
+        there = of_few_steps(account, Part.STRAGGLER)
         return _setting(run, there, late_ranks(there))

@@ -47,14 +47,13 @@ def few_steps(account: Account, part: Part) -> FewSteps | None:
     return FewSteps(few, count, share, long_s, median_of(length_s[~is_long].tolist()))
 
 
-def of_few_steps(account: Account, part: Part) -> tuple[FewSteps, Account] | None:
-    """Return the few steps that have most of a part, with the account of these steps alone."""
-    found = few_steps(account, part)
-    if found is None:
-        return None
+def of_few_steps(account: Account, part: Part) -> Account:
+    """Return the account of the few steps that have most of a part, or as it is without such."""
+    if few_steps(account, part) is None:
+        return account
     is_long = account.is_kept.copy()
     is_long[account.is_kept] = _have_much(_by_step_s(account)[:, part])
-    return found, replace(account, is_typical=is_long)
+    return replace(account, is_typical=is_long)
 
 
 def _have_much(of_part: Floats) -> NDArray[np.bool_]:

@@ -43,7 +43,7 @@ class MostlyAhead(Finding):
 class MostlyCheckpoints(Finding):
     """Most of the host's time writes checkpoints, while the job waits."""
 
-    template = " {saving_s:time} of that is to write checkpoints."
+    template = " {saving_s:time} of that goes to writing checkpoints."
 
     saving_s: float
 

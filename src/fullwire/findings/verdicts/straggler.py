@@ -65,13 +65,15 @@ class SpendsMore(Finding):
     """The extra time of late ranks, and its kind."""
 
     template = (
-        ", which {is_one:spends|spend} {excess_s:time} more than usual in {on.value}"
-        "{is_saving:, most of it to write checkpoints|}"
+        ", which {is_one:spends|spend} {excess_s:time} more than usual "
+        "{is_of_each:in each of these steps, |}in {on.value}"
+        "{is_saving:, most of it writing checkpoints|}"
     )
 
     is_one: bool
     excess_s: float
     on: Excess
+    is_of_each: bool  # of few steps; else the mean of all
     is_saving: bool
 
 
@@ -110,5 +112,9 @@ def _spends_more(case: Case, late: Late, account: Account) -> SpendsMore | None:
         return None
     saving_s = checkpoints_s(case.run, account, late.ranks) if on == Excess.HOST else 0.0
     return SpendsMore(
-        is_one=len(rows) == 1, excess_s=more_s, on=on, is_saving=saving_s > more_s / 2
+        is_one=len(rows) == 1,
+        excess_s=more_s,
+        on=on,
+        is_of_each=account is not case.account,
+        is_saving=saving_s > more_s / 2,
     )
