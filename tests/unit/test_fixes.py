@@ -125,7 +125,10 @@ def test_sums_of_much_more_than_gradients_do_not_become_buckets_of_gradients() -
     first[of_more.spans.name == "forward"] = middle_ns
     later = dataclasses.replace(of_more.spans, start_ns=first)
     of_two_models = dataclasses.replace(of_more, spans=Spans.joined([later, earlier]))
-    assert {"overlap", "synchronisation"} <= set(fixes_of(of_two_models))
+    of_both = fixes_of(of_two_models)
+    assert {"overlap", "synchronisation"} <= set(of_both)
+    of_one = fixes_of(with_facts(summed_by_hand(), line_rate_bps=1e9))["overlap"]
+    assert of_both["overlap"].step_s > 0.99 * of_one.step_s  # five times the bytes and the rate
     asked = fw.whatif(of_two_models, buckets="ddp", transport="measured")
     assert not any("keep these sums as recorded" in each for each in asked.warnings)
 

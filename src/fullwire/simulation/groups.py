@@ -20,6 +20,8 @@ from fullwire.run.split_layers import are_of_split_layers
 from fullwire.run.usual import local_steps_of
 from fullwire.simulation.beside_layers import Course
 
+# The bytes of their sums, at most: halves of a float summed as whole ones.
+TIMES_GRADIENTS = 2.1
 AS_MANY = 0.05  # of a step's gradients: sums whose bytes differ by less hold all of them
 
 

@@ -39,6 +39,7 @@ from fullwire.simulation import groups
 from fullwire.simulation.beside_layers import course_of
 from fullwire.simulation.groups import (
     AS_MANY,
+    TIMES_GRADIENTS,
     Others,
     are_awaited,
     are_buckets,
@@ -54,7 +55,6 @@ MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
 MOST_BYTES = 2**50  # of one gradient
 _SENT_BY_OUR_HOOK = ("allreduce", "alltoall", "allgather")
 _BUCKET_LEAVES_NS = 5_000_000  # after its last gradient, at the latest: it may be copied first
-_TIMES_GRADIENTS = 2.1  # the bytes of their sums, at most: halves of a float summed as whole ones
 _LOOKED_AT = 20  # steps, for how long other collectives are exposed
 
 # The marks that a what-if needs, and how PyTorch's profiler writes them.
@@ -536,7 +536,7 @@ def _others(
     # among several. Such sums cannot be judged.
     is_one_pass = not (spans.name[spans.step == table.numbers[middle]] == EARLIER).any()
     in_pass = usual.bytes[usual.issue_ns > table.backward_ns[place]].sum()
-    of_more = is_one_pass and in_pass > _TIMES_GRADIENTS * table.bytes.sum()
+    of_more = is_one_pass and in_pass > TIMES_GRADIENTS * table.bytes.sum()
     of_step_ns = int(table.start_ns[place]), int(table.end_ns[place])
     growing = None
     if sum_gradients and not by_hand:
