@@ -181,17 +181,20 @@ def a_job_that_saves(
     scatter: int = 0,
     sent_ms: int = 0,
     pause_ms: int = 300,
+    longer_ms: int = 0,
     then: tuple[int, ...] = (),
 ) -> Run:
     """Let some ranks of two pause in each fifth of 20 steps of 100 ms, and others in the 25th.
 
+    Rank 0 may pause for longer than rank 1.
     In the other steps both begin their sum later by turns, and compute meanwhile. A sum that sends
     for some time begins only after a rank has computed.
     """
     rows, sums, start = [], [], 0
     for step in range(25 if then else 20):
         paused = (then if step == 24 else late) if step % 5 == 4 else ()
-        pauses = [pause_ms * MS * (rank in paused) for rank in (0, 1)]
+        lengths = (pause_ms + longer_ms) * MS, pause_ms * MS
+        pauses = [lengths[rank] * (rank in paused) for rank in (0, 1)]
         turns = [0 if paused else scatter * MS * ((step + rank) % 2) for rank in (0, 1)]
         before_ns = (100 if sent_ms else 10) * MS
         issues = [
@@ -267,6 +270,12 @@ def test_a_rank_that_is_late_in_few_steps_may_be_another_in_a_repeat() -> None:
     mostly = a_job_that_saves(late=(0,), scatter=80, then=(1,))
     assert "Rank 0 is late in few steps" in told_of(fw.explain(mostly))
     assert doubt in told_of(fw.explain(mostly))
+
+
+def test_a_rank_that_is_late_in_few_steps_is_named_beside_another_loss_of_them() -> None:
+    found = fw.explain(a_job_that_saves(late=(0, 1), scatter=102, longer_ms=300))
+    assert (found.verdict.kind, found.is_of_all_steps) == ("host", True)
+    assert "is lost to waiting, most of it for rank 0." in told_of(found)
 
 
 def test_a_rank_that_is_late_in_few_steps_takes_its_share_of_the_waiting_alone() -> None:
