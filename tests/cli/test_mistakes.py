@@ -173,3 +173,12 @@ def test_a_command_that_cannot_begin_is_named_without_escapes(cli: Cli, tmp_path
     done = cli("record", "-o", "x.run", "--", "./\x1b[2J\u202e.py", cwd=tmp_path)
     assert "./\\x1b[2J\\u202e.py: cannot be run: No such file" in done.stderr
     assert done.stderr.replace("\n", "").isprintable()
+
+
+def test_a_job_that_deletes_the_folder_of_the_command_is_told_so(cli: Cli, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    job = f"import shutil; shutil.rmtree({str(gone)!r})"
+    done = cli("record", "-o", "x.run", "--", sys.executable, "-c", job, cwd=gone)
+    assert done.returncode == 2
+    assert done.stderr.endswith("fullwire: the current folder: No such file or directory\n")

@@ -94,6 +94,45 @@ def test_a_comparison_predicts_sums_in_the_backward_pass_as_the_fix_does() -> No
     assert verify(dataclasses.replace(by_hand, collectives=scattered), as_fixed) is None
 
 
+def test_sums_of_much_more_than_gradients_do_not_become_buckets_of_gradients() -> None:
+    def of_times_the_gradients(times: int) -> Run:
+        job = with_facts(summed_by_hand(), line_rate_bps=times * 1e9)
+        sums = dataclasses.replace(job.collectives, bytes=job.collectives.bytes * times)
+        return dataclasses.replace(job, collectives=sums)
+
+    in_whole_floats = fixes_of(of_times_the_gradients(2))  # of gradients in halves of them
+    assert "overlap" in in_whole_floats
+    of_more = of_times_the_gradients(5)
+    assert not {"overlap", "synchronisation"} & set(fixes_of(of_more))
+    asked = fw.whatif(of_more, buckets="ddp", transport="measured")
+    assert asked["step_s"] == pytest.approx(0.146)
+    assert any("keep these sums as recorded" in each for each in asked.warnings)
+    assert not any("during the backward pass" in each for each in asked.warnings)
+    for condition in ({"accumulate": 2}, {"local_steps": 4}, {"compression": "int8"}):
+        warnings = fw.whatif(of_more, transport="measured", **condition).warnings
+        axis = next(iter(condition)).replace("_", " ")
+        changed = f"With {axis}, predictions change all of these sums"
+        assert any(changed in each for each in warnings)
+    as_recorded = fw.whatif(of_more, transport="measured")
+    assert not any("than its gradients have" in each for each in as_recorded.warnings)
+    # The gradients of other passes are unknown, and may be those of another model.
+    forward = of_more.spans.rows(of_more.spans.name == "forward")
+    middle_ns = (forward.start_ns + forward.end_ns) // 2
+    earlier = dataclasses.replace(
+        forward, name=np.full(len(forward), "earlier backward", object), end_ns=middle_ns
+    )
+    first = of_more.spans.start_ns.copy()
+    first[of_more.spans.name == "forward"] = middle_ns
+    later = dataclasses.replace(of_more.spans, start_ns=first)
+    of_two_models = dataclasses.replace(of_more, spans=Spans.joined([later, earlier]))
+    of_both = fixes_of(of_two_models)
+    assert {"overlap", "synchronisation"} <= set(of_both)
+    of_one = fixes_of(with_facts(summed_by_hand(), line_rate_bps=1e9))["overlap"]
+    assert of_both["overlap"].step_s > 0.99 * of_one.step_s  # five times the bytes and the rate
+    asked = fw.whatif(of_two_models, buckets="ddp", transport="measured")
+    assert not any("keep these sums as recorded" in each for each in asked.warnings)
+
+
 def a_storm() -> Run:
     """Sum each of four gradients in ten parts: 0.8 ms for each, and 0.2 ms to call for the next."""
     by_hand = with_facts(summed_by_hand(), line_rate_bps=10e9)
@@ -378,6 +417,37 @@ def test_waiting_for_data_is_worth_what_it_takes_with_one_worker_too() -> None:
     told = dataclasses.replace(account(waiting, {}), baseline_s=0.020)
     [by_account] = fix_kinds()["input"].by_account(waiting, told)
     assert 0 < by_account.scaling_factor < 0.020 / by_account.step_s
+
+
+def test_loading_ahead_takes_no_work_off_the_processors() -> None:
+    """Three ranks on two processors of one host load for 30 ms of a step, and work for 84 ms."""
+    job = a_trained_job()
+    forward = job.spans.rows(job.spans.name == "forward")
+    waits = dataclasses.replace(
+        forward,
+        lane=np.full(len(forward), "input", object),
+        name=np.full(len(forward), "wait", object),
+        end_ns=forward.start_ns + 30 * MS,
+    )
+    later = np.where(job.spans.name == "forward", 30 * MS, 0)
+    by_itself = dataclasses.replace(job.spans, start_ns=job.spans.start_ns + later)
+
+    def working(each_s: float, spans: Spans) -> Run:
+        each_rank = tuple((rank, each_s) for rank in range(3))
+        run = with_facts(job, machines=1, hosts="a,a,a", processors=2, processor_s=each_rank)
+        return dataclasses.replace(run, spans=spans)
+
+    with_loader = Spans.joined([by_itself, waits])
+    for kind, spans in (("input", with_loader), ("host", by_itself)):
+
+        def by_account(each_s: float, kind: str = kind, spans: Spans = spans) -> list[float]:
+            run = working(each_s, spans)
+            found = fix_kinds()[kind].by_account(run, account(run, {}))
+            return [each.step_s for each in found]
+
+        assert by_account(0.02) == [pytest.approx(0.116, rel=0.01)]
+        assert by_account(0.084) == [pytest.approx(0.084 * 3 / 2)]
+        assert by_account(0.097) == []
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import fullwire as fw
 from fullwire.report.explanation import print_explanation
 from fullwire.run.facts import Facts
-from fullwire.run.run import Provenance, Run, Spans
+from fullwire.run.run import Collectives, Provenance, Run, Spans
 from fullwire.run.usual import kept_steps, regular_steps
 from fullwire.timeline.account import Part
 from fullwire.timeline.steadiness import few_steps
@@ -172,3 +172,133 @@ def test_a_loss_of_rare_regular_steps_is_the_verdict() -> None:
     assert "10 of 300 steps" in found.verdict.sentence
     irregular_ms = [200 if step in (3, 40, 55, 101, 222, 290) else 0 for step in range(300)]
     assert not fw.explain(a_job(irregular_ms, [10] * 300)).is_of_all_steps
+
+
+def a_job_that_saves(
+    *,
+    late: tuple[int, ...],
+    saves: bool = False,
+    scatter: int = 0,
+    sent_ms: int = 0,
+    pause_ms: int = 300,
+    longer_ms: int = 0,
+    then: tuple[int, ...] = (),
+) -> Run:
+    """Let some ranks of two pause in each fifth of 20 steps of 100 ms, and others in the 25th.
+
+    Rank 0 may pause for longer than rank 1.
+    In the other steps both begin their sum later by turns, and compute meanwhile. A sum that sends
+    for some time begins only after a rank has computed.
+    """
+    rows, sums, start = [], [], 0
+    for step in range(25 if then else 20):
+        paused = (then if step == 24 else late) if step % 5 == 4 else ()
+        lengths = (pause_ms + longer_ms) * MS, pause_ms * MS
+        pauses = [lengths[rank] * (rank in paused) for rank in (0, 1)]
+        turns = [0 if paused else scatter * MS * ((step + rank) % 2) for rank in (0, 1)]
+        before_ns = (100 if sent_ms else 10) * MS
+        issues = [
+            start + pause + before_ns + turn for pause, turn in zip(pauses, turns, strict=True)
+        ]
+        end = max(start + max(pauses) + 100 * MS, max(issues) + sent_ms * MS)
+        for rank in (0, 1):
+            begin = start + pauses[rank]
+            computed = max(begin + 100 * MS, issues[rank])
+            rows += [
+                spans(("host", "step", start, end), rank=rank, step=step),
+                spans(("compute", "forward", begin, computed), rank=rank, step=step),
+            ]
+            if pauses[rank] and saves:
+                rows.append(spans(("host", "checkpoint", start, begin), rank=rank, step=step))
+            sums.append((rank, step, issues[rank], max(issues) + (sent_ms or 5) * MS))
+        start = end
+    rank_, step_, issue, ended = map(np.array, zip(*sums, strict=True))
+    collectives = Collectives(
+        rank=rank_,
+        step=step_,
+        sequence=step_,
+        group=np.full(len(sums), "all", object),
+        op=np.full(len(sums), "allreduce", object),
+        dtype=np.full(len(sums), "float32", object),
+        bytes=np.full(len(sums), max(sent_ms * MS // 8, 1000)),
+        issue_ns=issue,
+        start_ns=issue,
+        end_ns=ended,
+    )
+    return Run(
+        provenance=Provenance(origin="measured", source="a test"),
+        facts=Facts(workers=2, line_rate_bps=1e9),
+        spans=Spans.joined(rows),
+        collectives=collectives,
+    )
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_checkpoint_of_one_rank_is_named_where_the_others_wait_for_it(saves: bool) -> None:
+    found = fw.explain(a_job_that_saves(late=(0,), saves=saves))
+    said = found.verdict.sentence
+    assert said.startswith("Rank 0 is late")
+    assert "the host's work between" in said
+    assert ("most of it writing checkpoints" in said) == saves
+    told = [setting(fix) for fix in found.fixes if fix.kind == "straggler"]
+    assert len(told) >= 1
+    assert all(("async_save" in each) == saves for each in told)
+
+
+def test_a_rank_that_is_late_in_few_steps_is_named_beside_small_turns() -> None:
+    found = fw.explain(a_job_that_saves(late=(0,), saves=False, scatter=80))
+    assert found.verdict.kind == "straggler"
+    said = found.verdict.sentence
+    assert said.startswith("Rank 0 is late in few steps: the others wait ")
+    assert "ms more than usual in each of these steps, in the host's work between" in said
+    assert "in 4 of 20 steps" in said
+    assert not any("other work that takes" in setting(fix) for fix in found.fixes)
+
+
+def told_of(found: fw.Explanation) -> str:
+    """Return the verdict, what stands beside it, and how sure it is."""
+    verdict = found.verdict
+    assert verdict.sureness is not None
+    return " ".join(sentence(each) for each in (*verdict.findings, verdict.sureness))
+
+
+def test_a_rank_that_is_late_in_few_steps_may_be_another_in_a_repeat() -> None:
+    doubt = "a repeat may name other ranks as late"
+    always = a_job_that_saves(late=(0,), scatter=80, then=(0,))
+    assert "Rank 0 is late in few steps" in told_of(fw.explain(always))
+    assert doubt not in told_of(fw.explain(always))
+    mostly = a_job_that_saves(late=(0,), scatter=80, then=(1,))
+    assert "Rank 0 is late in few steps" in told_of(fw.explain(mostly))
+    assert doubt in told_of(fw.explain(mostly))
+
+
+def test_a_rank_that_is_late_in_few_steps_is_named_beside_another_loss_of_them() -> None:
+    found = fw.explain(a_job_that_saves(late=(0, 1), scatter=102, longer_ms=300))
+    assert (found.verdict.kind, found.is_of_all_steps) == ("host", True)
+    assert "is lost to waiting, most of it for rank 0." in told_of(found)
+
+
+def test_a_rank_that_is_late_in_few_steps_takes_its_share_of_the_waiting_alone() -> None:
+    """Of 54 ms that a mean step of 172 ms waits, 42 ms are for rank 0."""
+    found = fw.explain(a_job_that_saves(late=(0,), scatter=105))
+    [long, in_time] = [fix for fix in found.fixes if fix.kind == "straggler"]
+    assert sentence(in_time) == "rank 0 as fast as the others"
+    assert in_time.step_s == pytest.approx(0.130)
+    assert long.step_s == pytest.approx(0.115)  # which has no long steps
+
+
+def test_a_rank_that_is_late_in_few_steps_is_not_named_for_a_loss_of_the_usual_step() -> None:
+    job = a_job_that_saves(late=(0,), saves=True, scatter=40, sent_ms=200, pause_ms=700)
+    found = fw.explain(job)
+    assert (found.verdict.kind, found.is_of_all_steps) == ("line_rate", False)
+    assert "40 ms (11.8%) is lost to waiting for late ranks, now one and" in told_of(found)
+    assert [sentence(fix) for fix in found.fixes if fix.kind == "straggler"] == ["no late rank"]
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_checkpoints_that_all_ranks_write_are_named_as_the_hosts_time(saves: bool) -> None:
+    found = fw.explain(a_job_that_saves(late=(0, 1), saves=saves))
+    assert found.verdict.kind == "host"
+    assert ("of that goes to writing checkpoints." in found.verdict.sentence) == saves
+    [long] = [each for each in found.fixes if "long steps" in sentence(each)]
+    assert ("async_save" in setting(long)) == saves

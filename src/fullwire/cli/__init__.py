@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import io
 import os
@@ -112,7 +113,9 @@ def _run_or_refuse() -> None:
         sys.exit(0)
     except OSError as error:
         _abandon(sys.stdout)
-        _stop(f"{error.filename or 'standard output'}: {error.strerror or error}", 2)
+        # Python names no file where the folder of the command is gone, nor where a write fails.
+        nameless = "the current folder" if error.errno == errno.ENOENT else "standard output"
+        _stop(f"{error.filename or nameless}: {error.strerror or error}", 2)
     except NoArgsIsHelpError as error:
         error.show()
         sys.exit(2)

@@ -106,6 +106,31 @@ class SumsGoInBuckets(Finding):
     run: str
 
 
+class SumsAreOfMore(Finding):
+    """A script sums more than gradients, and buckets of gradients were asked for."""
+
+    is_assumption = True
+    template = (
+        "{run}: its script sums many more bytes than its gradients have. Predictions keep these "
+        "sums as recorded: buckets of gradients do not apply."
+    )
+
+    run: str
+
+
+class SumsTakenForGradients(Finding):
+    """A script sums more than gradients, and a condition that changes those of gradients varies."""
+
+    is_assumption = True
+    template = (
+        "{run}: its script sums many more bytes than its gradients have. With {asked:list}, "
+        "predictions change all of these sums, though some may have to stay as they are."
+    )
+
+    run: str
+    asked: tuple[str, ...]
+
+
 class GradientsTakenEvenly(Finding):
     """The gradients of a run's buckets are unknown, and other buckets were asked for."""
 
@@ -473,9 +498,7 @@ def prediction_notes(
     measured = [each for each in grid.transports if isinstance(each, MeasuredTransport)]
     for (name, run), subject in zip(named, subjects, strict=True):
         yield from about_links(name, run, grid.workers, per_host)
-        yield from _of_run(name, run, subject, is_measured=bool(measured))
-        if grid.are_buckets_asked and subject.sums_by_hand:
-            yield SumsGoInBuckets(run=name)
+        yield from _of_run(name, run, subject, grid, is_measured=bool(measured))
         is_other = any(not isinstance(policy, EachGradient) for policy in grid.buckets)
         if grid.are_buckets_asked and is_other and not subject.has_parameters:
             yield GradientsTakenEvenly(run=name)
@@ -521,7 +544,9 @@ def prediction_notes(
         yield TreeAtItsBest()
 
 
-def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iterator[Finding]:
+def _of_run(
+    name: str, run: Run, subject: Subject, grid: Grid, *, is_measured: bool
+) -> Iterator[Finding]:
     if subject.step.is_estimated:
         yield EstimatedFromSeveral(run=name)
     replayed_ns, usual_s = subject.step.measured_ns, usual_step_s(run)
@@ -550,3 +575,15 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
         yield SummedInGroups(run=name, shards=subject.step.shards)
     if len(recorded_ranks(run)) < world(run) and not stands_for_all(run):
         yield OthersMayBeLater(run=name)
+    if grid.are_buckets_asked and subject.sums_by_hand:
+        yield SumsGoInBuckets(run=name)
+    if grid.are_buckets_asked and subject.sums_more_by_hand:
+        yield SumsAreOfMore(run=name)
+    are_changed = {
+        "compression": not all(codec.is_none for codec in grid.compressors),
+        "accumulate": max(grid.accumulate) > 1,
+        "local steps": max(grid.local_steps) > local_steps_of(run),
+    }
+    changing = tuple(axis for axis, is_changed in are_changed.items() if is_changed)
+    if changing and subject.sums_more_by_hand:
+        yield SumsTakenForGradients(run=name, asked=changing)

@@ -19,7 +19,7 @@ from fullwire.run.run import Run
 from fullwire.simulation.calibrate import MUCH_BESIDE
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.contention import LEAST_COMPARED, compared_kernels
-from fullwire.timeline.late import late_ranks, names_others_later
+from fullwire.timeline.late import late_for_most, names_others_later
 from fullwire.timeline.transfers import recorded_ranks, world
 
 _SURELY_LATE = 0.75  # Of all waiting: beside other programs, a rank that causes less may be luck.
@@ -142,9 +142,9 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
     doubts += beside
     if near:
         doubts.append(RepeatMayDiffer(kinds=tuple(kind.replace("_", " ") for kind in near)))
-    late = late_ranks(account) if kind == "straggler" else None
+    late, there = late_for_most(account) if kind == "straggler" else (None, account)
     is_close = late is not None and bool(beside) and late.share < _SURELY_LATE
-    if late is not None and (is_close or names_others_later(account)):
+    if late is not None and (is_close or names_others_later(there)):
         doubts.append(RepeatMayNameOthers())
     share = case.share(next_s)
     return Sureness(

@@ -29,6 +29,10 @@ WORTH_A_TRIAL = 0.02  # Of the step: the largest gain that the account allows.
 _REPEATS = 0.02  # A job that is started again repeats within this.
 # Of the step: what a fix cost that gained nothing, in nine of ten such trials of validation.tune.
 _MAY_COST = 0.12
+LESS_SAVING = (  # Where a step waits for its checkpoint.
+    "write checkpoints in the background (torch.distributed.checkpoint.async_save, or fullwire "
+    "apply checkpoint:background), or less often"
+)
 _ALL_TAKEN = 0.9  # Of all processors' time.
 
 # An exact fix gives the same results, up to the order of sums. A numeric one rounds gradients. A
@@ -255,6 +259,17 @@ def without_loss(account: Account, lost_s: float, *, of_one: bool) -> Forecast |
         low_s=nan,
         high_s=nan,
     )
+
+
+def moved_s(run: Run, account: Account, lost_s: float) -> float:
+    """Return how much of a loss a step is spared if other processes of the job do that work.
+
+    The processors still do it, and then a step takes as long as they need for all. A replay knows
+    that by itself.
+    """
+    from fullwire.run.processors import least_step_s
+
+    return min(lost_s, max(account.step_s - least_step_s(run), 0.0))
 
 
 def alone_without_s(account: Account, lost_s: float) -> float:

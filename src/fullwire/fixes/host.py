@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fullwire.fixes.fix import Fix, FixKind, fix_kinds, register, without_loss
+from fullwire.fixes.fix import LESS_SAVING, Fix, FixKind, fix_kinds, moved_s, register, without_loss
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account, Part
-from fullwire.timeline.ahead import has_loader, usual_ahead_s
+from fullwire.timeline.ahead import checkpoints_s, has_loader, usual_ahead_s
+from fullwire.timeline.steadiness import of_few_steps
 
 _ELSEWHERE = "logs, checkpoints, metrics: less often, or in another process"
 _READS = "batches that the script reads by itself: {loader}"
@@ -48,10 +49,14 @@ class Host(FixKind):
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
         """Subtract the host's time before computation from the step."""
         lost_s = min(usual_ahead_s(account), account.parts_s[Part.HOST.key])
+        if not has_loader(account):  # it may read batches, as loading processes would
+            lost_s = moved_s(run, account, lost_s)
         found = without_loss(account, lost_s, of_one=True)
         if found is not None:
             yield HostIsReady(how=_setting(run, account), forecast=found)
 
     def in_few_steps(self, run: Run, account: Account) -> str:
         """Return the remedy for work of the host in few steps."""
-        return _ELSEWHERE
+        there = of_few_steps(account, Part.HOST)
+        is_saving = checkpoints_s(run, there, there.ranks) > there.parts_s[Part.HOST.key] / 2
+        return LESS_SAVING if is_saving else _ELSEWHERE

@@ -27,6 +27,7 @@ from fullwire.fixes.fix import (
     Process,
     Seen,
     Worthwhile,
+    moved_s,
     register,
     who_takes_processors,
     without_loss,
@@ -137,7 +138,7 @@ class Input(FixKind):
         from fullwire.timeline.account import Part
 
         input_s = account.parts_s[Part.INPUT.key]
-        lost_s = input_s - _handed_s(run, account.step_s, input_s)
+        lost_s = moved_s(run, account, input_s - _handed_s(run, account.step_s, input_s))
         found = without_loss(account, lost_s, of_one=True)
         if found is not None:
             yield self._of(run, account, found)

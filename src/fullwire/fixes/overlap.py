@@ -35,5 +35,5 @@ class Overlap(FixKind):
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Predict gradients in buckets, where a script sends them after the pass."""
         step = job.subject.step
-        if run.facts.buckets is None and step.others.are_gradients:
+        if run.facts.buckets is None and step.sums_only_gradients:
             yield SentMeanwhile(forecast=job.ask(change=sent_in_buckets))

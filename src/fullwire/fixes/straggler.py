@@ -7,13 +7,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fullwire.fixes.fix import Fix, FixKind, register, who_takes_processors, without_loss
+from fullwire.fixes.fix import (
+    LESS_SAVING,
+    Fix,
+    FixKind,
+    register,
+    who_takes_processors,
+    without_loss,
+)
 from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.simulation.stragglers import NoJitter
 from fullwire.timeline.account import Account, Part
-from fullwire.timeline.late import Late, late_ranks
+from fullwire.timeline.ahead import checkpoints_s
+from fullwire.timeline.late import Late, late_for_most, late_ranks
+from fullwire.timeline.steadiness import of_few_steps
 from fullwire.units import show_time
 
 _EVENLY = {
@@ -68,6 +77,8 @@ def _setting(run: Run, account: Account, late: Late | None) -> str:
             return worked_longer
         if taken_by is not None:
             return _ON_TAKEN_PROCESSORS[taken_by]
+    if most == 2 and checkpoints_s(run, account, late.ranks) > excess_ns[most] * 1e-9 / 2:
+        return LESS_SAVING
     return _WHERE_A_RANK_IS_SLOW[most]
 
 
@@ -99,8 +110,7 @@ def _who_worked_longer(run: Run, late: Late) -> str:
     )
 
 
-def _fix(run: Run, account: Account, found: Forecast) -> Fix:
-    late = late_ranks(account)
+def _fix(run: Run, account: Account, late: Late | None, found: Forecast) -> Fix:
     setting = _setting(run, account, late)
     if late is None:
         return NoneIsLate(how=setting, forecast=found)
@@ -126,19 +136,22 @@ class Straggler(FixKind):
             equal = job.ask(
                 change=lambda each: replace(each, waiting_ns=round(each.waiting_ns * left))
             )
-            yield _fix(run, account, equal)
+            yield _fix(run, account, late_ranks(account), equal)
         elif step.waiting_ns:
-            yield _fix(run, account, job.ask(jitters=(NoJitter(),)))
+            yield _fix(run, account, late_ranks(account), job.ask(jitters=(NoJitter(),)))
 
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
         """Subtract the waiting for ranks from the step, or what a few late ranks do beyond others.
 
         A late rank delays the transfers of other buckets too, of which the account does not know
         that they waited for it. Links that are busy all the time may hide a part of its excess.
+        A rank that is late in few steps takes its share of the waiting with it.
         """
         least_s = most_s = account.parts_s[Part.STRAGGLER.key]
-        late = late_ranks(account)
-        if late is not None:
+        late, there = late_for_most(account)
+        if late is not None and there is not account:
+            least_s = most_s = late.share * least_s
+        elif late is not None:
             rows = [account.ranks.index(rank) for rank in late.ranks]
             excess_ns = account.excess_ns[rows][:, account.is_typical].sum(axis=2).max(axis=0)
             most_s = max(least_s, float(excess_ns.mean()) * 1e-9)
@@ -146,8 +159,9 @@ class Straggler(FixKind):
         if found is not None and most_s > least_s:
             found = replace(found, low_s=found.step_s, high_s=account.step_s - least_s)
         if found is not None:
-            yield _fix(run, account, found)
+            yield _fix(run, there, late, found)
 
     def in_few_steps(self, run: Run, account: Account) -> str:
         """Return where to look."""
-        return _setting(run, account, late_ranks(account))
+        there = of_few_steps(account, Part.STRAGGLER)
+        return _setting(run, there, late_ranks(there))

@@ -108,7 +108,7 @@ class Synchronisation(FixKind):
         kind: type[FewerSums]
         if run.facts.buckets is not None:
             kind, setting = FewerSumsOfDdp, _BY_DDP
-        elif job.subject.step.others.are_gradients:
+        elif job.subject.step.sums_only_gradients:
             kind, setting = FewerSums, _BY_SCRIPT
         else:
             return

@@ -28,6 +28,18 @@ def own_work_s(run: Run) -> float:
     return 0.0
 
 
+def least_step_s(run: Run) -> float:
+    """Return the shortest step in which the recorded processors can do the job's own work.
+
+    The work may move to other processes of the job, such as loaders of data. It is 0 where the own
+    work is unknown.
+    """
+    own_s = own_work_s(run)
+    if not own_s:
+        return 0.0
+    return ranks_per_processor(run) * (own_s + _usual_s(run.facts.children_processor_s))
+
+
 def share_of_others(run: Run) -> float:
     """Return the share of the processors that other work took in the steps of a run.
 

@@ -262,8 +262,16 @@ class Subject:
     @property
     def sums_by_hand(self) -> bool:
         """Say whether its script sums gradients itself, in any kind of its steps."""
-        steps = [kind.step for _, kind in self.kinds] or [self.step]
-        return any(step.others.are_gradients for step in steps)
+        return any(step.sums_only_gradients for step in self._steps)
+
+    @property
+    def sums_more_by_hand(self) -> bool:
+        """Say whether its script sums more than gradients, in any kind of its steps."""
+        return any(step.others.are_gradients for step in self._steps) and not self.sums_by_hand
+
+    @property
+    def _steps(self) -> list[Step]:
+        return [kind.step for _, kind in self.kinds] or [self.step]
 
     def with_new_step(self, change: Callable[[Step], Step]) -> Subject:
         """Return the subject with a change of its steps: no measured step is like it."""

@@ -20,6 +20,8 @@ from fullwire.run.split_layers import are_of_split_layers
 from fullwire.run.usual import local_steps_of
 from fullwire.simulation.beside_layers import Course
 
+# The bytes of their sums, at most: halves of a float summed as whole ones.
+TIMES_GRADIENTS = 2.1
 AS_MANY = 0.05  # of a step's gradients: sums whose bytes differ by less hold all of them
 
 
@@ -38,6 +40,7 @@ class Others:
     awaited: tuple[bool, ...] = ()  # amidst computation, which needs their results
     issue_ns: tuple[int, ...] = ()  # after the backward pass began; 0 before, and its end after it
     are_gradients: bool = False  # summed by hand, in place of buckets
+    are_of_more: bool = False  # these sums, as they have many more bytes than the gradients
     sum_gradients: bool = False  # in another way, as shards are, in place of buckets too
     adds_up_shards: bool = False  # in another group than the one whose scatters make them
     course: Course | None = None  # on devices, of these ways

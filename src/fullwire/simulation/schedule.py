@@ -22,7 +22,7 @@ import numpy as np
 
 from fullwire.collectives.cost import Floats
 from fullwire.simulation.buckets import BucketPolicy, Buckets
-from fullwire.simulation.groups import Others
+from fullwire.simulation.groups import TIMES_GRADIENTS, Others
 from fullwire.simulation.stacked import StackedStep
 from fullwire.simulation.step import Step
 
@@ -85,11 +85,17 @@ def sent_in_buckets(step: Step) -> Step:
     """Return the step with buckets in the backward pass in place of sums by hand, if it has these.
 
     The script's calls for one sum after another go too. So does a collective beside the sums, such
-    as that of a loss, which cannot be told from them.
+    as that of a loss, which cannot be told from them. After several passes the sums may be of more
+    models than the last pass has gradients of. Its buckets then have the bytes of all.
     """
-    if not step.others.are_gradients:
+    if not step.sums_only_gradients:
         return step
-    return replace(step.with_joined(range(len(step.others.op))), others=Others())
+    summed_bytes, own_bytes = sum(step.others.of_the_last_pass().bytes), int(step.bytes.sum())
+    whole = step.bytes
+    if summed_bytes > TIMES_GRADIENTS * own_bytes:
+        whole = np.round(whole * (summed_bytes / own_bytes)).astype(np.int64)
+    joined = step.with_joined(range(len(step.others.op)))
+    return replace(joined, bytes=whole, others=Others())
 
 
 def fifo_end_and_busy_s(

@@ -57,6 +57,15 @@ class Step:
         return self.sends_nothing or self.others.sum_gradients
 
     @property
+    def sums_only_gradients(self) -> bool:
+        """Say whether the script sums gradients itself, and little else.
+
+        Sums of many more bytes are of other tensors too, such as activations or statistics. A run
+        does not tell which are which, and buckets of gradients replace those of gradients alone.
+        """
+        return self.others.are_gradients and not self.others.are_of_more
+
+    @property
     def own_s(self) -> float:
         """Return a rank's own processor time in a step: at most that of its threads, alone.
 

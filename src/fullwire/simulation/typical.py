@@ -30,7 +30,7 @@ from fullwire.compression.codec import named_in
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.centre import median_of
 from fullwire.run.intervals import covered_ns
-from fullwire.run.kinds import kinds_of
+from fullwire.run.kinds import EARLIER, kinds_of
 from fullwire.run.placement import ranks_per_processor
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
@@ -39,6 +39,7 @@ from fullwire.simulation import groups
 from fullwire.simulation.beside_layers import course_of
 from fullwire.simulation.groups import (
     AS_MANY,
+    TIMES_GRADIENTS,
     Others,
     are_awaited,
     are_buckets,
@@ -534,6 +535,11 @@ def _others(
     sum_gradients = run.facts.buckets is None and sums_all
     workers = _workers(run)
     by_hand = set(usual.op.tolist()) == {"allreduce"} and set(among) == {workers}
+    # Of several passes the run has the gradients of the last one, which may be those of one model
+    # among several. Such sums cannot be judged.
+    is_one_pass = not (spans.name[spans.step == table.numbers[middle]] == EARLIER).any()
+    in_pass = usual.bytes[usual.issue_ns > table.backward_ns[place]].sum()
+    of_more = is_one_pass and in_pass > TIMES_GRADIENTS * table.bytes.sum()
     of_step_ns = int(table.start_ns[place]), int(table.end_ns[place])
     growing, adds_up = None, False
     if sum_gradients and not by_hand:
@@ -553,6 +559,7 @@ def _others(
         awaited=are_awaited(usual, spans.rows(spans.step == table.numbers[middle])),
         issue_ns=tuple((within_ns - table.backward_ns[place]).tolist()),
         are_gradients=sum_gradients and by_hand,
+        are_of_more=sum_gradients and by_hand and bool(of_more),
         sum_gradients=sum_gradients and not by_hand,
         adds_up_shards=adds_up,
         course=course_of(run, usual, of_step_ns, int(table.computed_ns[place]))

@@ -9,7 +9,7 @@ mean that a device waits for the program.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +50,16 @@ def many_gaps(account: Account) -> tuple[float, float] | None:
 def has_loader(account: Account) -> bool:
     """Return whether ranks were seen to wait for data, as a DataLoader shows."""
     return bool(account.parts_ns[:, :, Part.INPUT].any() or account.excess_ns[:, :, 1].any())
+
+
+def checkpoints_s(run: Run, account: Account, ranks: Sequence[int]) -> float:
+    """Return how long these ranks write checkpoints in a step of the account, in the mean."""
+    spans = run.spans
+    steps = account.steps[account.is_typical]
+    is_there = (spans.lane == "host") & (spans.name == "checkpoint")
+    is_there &= np.isin(spans.rank, ranks) & np.isin(spans.step, steps)
+    lasted_ns = int((spans.end_ns - spans.start_ns)[is_there].sum())
+    return lasted_ns * 1e-9 / max(len(steps) * len(ranks), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fullwire.timeline.account import Account
+from fullwire.timeline.account import Account, Part
+from fullwire.timeline.steadiness import few_steps, of_few_steps
 
 CULPRIT = 0.5  # of all waiting; ranks that cause more are named, if they are at most half of all
 _OFTEN = 0.75  # of the steps; so often each of several ranks has to be among the latest
@@ -44,6 +45,25 @@ def late_ranks(account: Account) -> Late | None:
         if not (is_among[:, most_ns > 0].mean(axis=1) >= _OFTEN).all():
             return None
     return Late(tuple(account.ranks[row] for row in rows.tolist()), share)
+
+
+def late_for_most(account: Account) -> tuple[Late | None, Account]:
+    """Return the ranks that cause most of the waiting, with the account in which they do.
+
+    Where few steps have most of it, these tell, in an account of all steps. In all others, ranks
+    that are a little late by turns also let each other wait beside their computing, and that costs
+    nothing.
+    """
+    late = late_ranks(account)
+    if late is not None or not account.is_over_all:
+        return late, account
+    few = few_steps(account, Part.STRAGGLER)
+    if few is not None:
+        of_few = of_few_steps(account, Part.STRAGGLER)
+        then = late_ranks(of_few)
+        if then is not None and few.share * then.share > CULPRIT:
+            return replace(then, share=few.share * then.share), of_few
+    return None, account
 
 
 def names_others_later(account: Account) -> bool:

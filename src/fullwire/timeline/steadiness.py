@@ -6,9 +6,10 @@ slower midway has two usual steps, and their mean is neither.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullwire.collectives.cost import Floats
 from fullwire.run.centre import Centre, median_of
@@ -38,12 +39,25 @@ def few_steps(account: Account, part: Part) -> FewSteps | None:
     """Find the steps that have a part, if few of them have most of it."""
     by_step_s = _by_step_s(account)
     of_part, length_s = by_step_s[:, part], by_step_s.sum(axis=1)
-    is_long, count = of_part >= of_part.max() / 2, len(of_part)
+    is_long, count = _have_much(of_part), len(of_part)
     few, share = int(is_long.sum()), float(of_part[is_long].sum() / max(of_part.sum(), 1e-9))
     if count < _FEWEST_STEPS or few > FEW * count or share < MOST_OF_IT:
         return None
     long_s = float(np.median(length_s[is_long]))
     return FewSteps(few, count, share, long_s, median_of(length_s[~is_long].tolist()))
+
+
+def of_few_steps(account: Account, part: Part) -> Account:
+    """Return the account of the few steps that have most of a part, or as it is without such."""
+    if few_steps(account, part) is None:
+        return account
+    is_long = account.is_kept.copy()
+    is_long[account.is_kept] = _have_much(_by_step_s(account)[:, part])
+    return replace(account, is_typical=is_long)
+
+
+def _have_much(of_part: Floats) -> NDArray[np.bool_]:
+    return np.asarray(of_part >= of_part.max() / 2)
 
 
 def judged_account(account: Account, least: float) -> Account:

@@ -27,7 +27,7 @@ from fullwire.findings.case import (
 )
 from fullwire.findings.finding import Finding
 from fullwire.timeline.account import Part
-from fullwire.timeline.late import late_ranks
+from fullwire.timeline.late import late_for_most
 from fullwire.timeline.steadiness import few_steps
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 
@@ -218,7 +218,7 @@ def _why_untold(case: Case) -> Iterator[Finding]:
         yield NoCommunication(workers=world(case.run), is_whole_trace=account.is_whole_trace)
     elif not computes(case):
         yield NoComputation()
-        late = late_ranks(account)
+        late, _ = late_for_most(account)
         if late is not None:
             yield CameLast(ranks=late.ranks, share=late.share)
 
@@ -459,7 +459,7 @@ def besides(case: Case, kind: VerdictKind) -> Iterator[Finding]:
     near = near_kinds(case, kind)
     if near:
         yield CloseToAnother(kinds=near, band=NEAR)
-    late, waited_s = late_ranks(account), account.parts_s[Part.STRAGGLER.key]
+    (late, _), waited_s = late_for_most(account), account.parts_s[Part.STRAGGLER.key]
     if kind.key == "unknown":
         if late is not None and case.reaches_threshold(waited_s):
             share = case.share(waited_s)

@@ -7,7 +7,7 @@ from fullwire.findings.evidence.host import HostGaps, before_computing, gaps
 from fullwire.findings.finding import Amount, Finding
 from fullwire.findings.verdicts import Colour, VerdictKind, register
 from fullwire.timeline.account import Part
-from fullwire.timeline.ahead import usual_ahead_s, usual_gaps
+from fullwire.timeline.ahead import checkpoints_s, usual_ahead_s, usual_gaps
 
 
 class HostIsBusy(Finding):
@@ -40,6 +40,14 @@ class MostlyAhead(Finding):
     does: Finding
 
 
+class MostlyCheckpoints(Finding):
+    """Most of the host's time writes checkpoints, while the job waits."""
+
+    template = " {saving_s:time} of that goes to writing checkpoints."
+
+    saving_s: float
+
+
 @register
 class Host(VerdictKind):
     """The host: the rest of a step."""
@@ -55,8 +63,11 @@ class Host(VerdictKind):
         """Return the time of the host, and where in the step it lies."""
         account, parts = case.account, case.account.parts_s
         host_s, ahead_s, between = parts[Part.HOST.key], usual_ahead_s(account), gaps(account)
+        saving_s = checkpoints_s(case.run, account, account.ranks)
         where: Finding | None = None
-        if usual_gaps(account)[0] > host_s / 2 and between is not None:
+        if saving_s > host_s / 2:
+            where = MostlyCheckpoints(saving_s=min(saving_s, host_s))
+        elif usual_gaps(account)[0] > host_s / 2 and between is not None:
             where = MostlyGaps(gaps=between)
         elif ahead_s >= host_s / 2:
             where = MostlyAhead(ahead_s=min(ahead_s, host_s), does=before_computing(account))
