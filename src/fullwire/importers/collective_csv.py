@@ -41,7 +41,7 @@ _MISSING = ("", "-", "n/a", "na", "nan", "none", "null")
 # Commas between thousands: surely, where a comma is no decimal point, and maybe.
 _SURELY_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3}){2,}(?:\.\d+)?|\d{1,3}(?:,\d{3})*\.\d+")
 _MAYBE_THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
-_OF_RATE = re.compile(r"[\W_]*([GgMm])i?([bB])(?:ps|/s|ytes/s)\W*$")
+_OF_RATE = re.compile(r"([GgMm])i?([bB])(?:ps|/s|ytes/s)\W*$")
 _US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 _US |= {"usec": 1.0, "usecs": 1.0, "msec": 1e3, "sec": 1e6, "secs": 1e6, "seconds": 1e6}
 _US |= {"microseconds": 1.0, "milliseconds": 1e3}
@@ -158,7 +158,7 @@ def read_tables(path: Path) -> list[Table]:
     first = next(
         (number for number, line in enumerate(lines) if line.strip() and line[:2] != "##"), 0
     )
-    columns = _heading(lines[first] if lines else "")
+    columns = _heading(lines[first][:NEAR_BYTES] if lines else "")
     if columns.lacks:
         raise DamagedInput(
             path, f"expected columns of size, time and ranks; missing: {columns.lacks}"

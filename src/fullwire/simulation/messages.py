@@ -191,8 +191,7 @@ class Messages:
             bits = self.sent_bits(chosen, rate_bps, transport, ratio)
             is_timed = isinstance(transport, MeasuredTransport)
             time_s = busy_s if is_timed else np.maximum(busy_s, bits * crowding.s_per_bit)
-            amount = bits**BY_BITS * np.asarray(time_s) ** (1 - BY_BITS)
-            beside = amount * np.clip(hidden, 0.0, 1.0)
+            beside = bits**BY_BITS * np.asarray(time_s) ** (1 - BY_BITS) * np.clip(hidden, 0.0, 1.0)
         instead_s = others_s if self.subject.step.sends_nothing else np.zeros(())
         hidden_s = others_s - by_others_s
         if not self.subject.step.others.sum_gradients:
@@ -294,9 +293,7 @@ class Messages:
         It follows the bits and the seconds, or the seconds alone, beside computing. What these do
         not explain is as recorded. A transport that does less work causes as much less of it.
         """
-        subject = self.subject
-        crowding = subject.crowding
-        passes = accumulate * local_steps
+        subject, crowding, passes = self.subject, self.subject.crowding, accumulate * local_steps
         steady_s = np.array(subject.step.crowded_by_messages_s * crowding.steady_share)
         if crowding.recorded_work_s and isinstance(transport, MeasuredTransport):
             less = exposed.work_s / (passes * crowding.recorded_work_s)
@@ -377,9 +374,8 @@ class Messages:
             each_s = [of_kind[kind] for kind in others.kinds]
             # The slowest rank's own time; the rests in it have been counted with these collectives.
             late_ns = np.reshape(self.subject.step.waiting_ns, (-1, 1, 1))
-            rest_s = others.rest_ns * 1e-9
-            own_s = (self.subject.step.step_ns + late_ns) * 1e-9 + rest_s
-            return others.course.stalled_s(each_s, own_s) + rest_s, total_s
+            own_s = (self.subject.step.step_ns + others.rest_ns + late_ns) * 1e-9
+            return others.course.stalled_s(each_s, own_s) + others.rest_ns * 1e-9, total_s
         hidden_s = np.maximum(others.total_ns - others.exposed_ns, 0) * 1e-9
         share = others.exposed_ns / max(others.total_ns, 1)
         return np.asarray(np.maximum(share * total_s, total_s - hidden_s)), total_s

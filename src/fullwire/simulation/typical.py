@@ -93,8 +93,8 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
     backward_ns = middle(table.computed_ns.max(axis=0) - begin_ns)
     apart_ns = others.exposed_ns + sent.amidst_ns + sent.unpacking_ns  # of the step, with others
     waited_ns = _waited_ns(run, table)  # for ranks that are not in the run
-    alone_ns = table.computed_ns - table.start_ns + tail_ns - apart_ns - waited_ns
-    alone_ns = alone_ns - sent.more_exposed_ns
+    alone_ns = table.computed_ns - table.start_ns + tail_ns - apart_ns
+    alone_ns = alone_ns - waited_ns - sent.more_exposed_ns
     # Take the lower median of the ranks in each step: another rank may be late in each.
     usual_rank_ns = np.sort(alone_ns, axis=0)[(len(alone_ns) - 1) // 2]
     step_ns = table.mean_of_rounds_ns(run, usual_rank_ns) if in_rounds else middle(usual_rank_ns)
@@ -108,8 +108,7 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
         usual_ns = float(lengths_ns[kinds.usual(numbers, lengths_ns)].mean())
         own_ns = np.maximum(usual_rank_ns, 1).astype(np.float64)
         spread = spread * kinds.as_mean(table.numbers, own_ns) / own_ns
-    late_ns = (alone_ns - usual_rank_ns)[:, usual]
-    waiting_ns = max(0, together_ns - step_ns)
+    late_ns, waiting_ns = (alone_ns - usual_rank_ns)[:, usual], max(0, together_ns - step_ns)
     # Steps do not show it where ranks meet at a round's end, or where early ranks wait for shards.
     if in_rounds or others.course is not None:
         waiting_ns = round(float(late_ns.max(axis=0).mean()))
