@@ -151,9 +151,8 @@ def verify(
         predictor = replace(predictor, calibration=unsure)
     predictor = _laid_out(predictor, before, after, axes)
     change = sent_in_buckets if are_buckets_new else None
-    ask = partial(predictor.ask, change=change, **axes)
-    full_s = ask(transports=(predictor.full(),)).step_s if becomes_ours else None
-    found = predictor.filling().ask(change=change, **axes) if becomes_ours else ask()
+    ask = partial((predictor.filling() if becomes_ours else predictor).ask, change=change, **axes)
+    found, full_s = ask(), ask(transports=(predictor.full(),)).step_s if becomes_ours else None
     return Verification(
         made=(
             *changes,
@@ -163,7 +162,7 @@ def verify(
         predicted_s=found.step_s / passes_before,
         low_s=found.low_s / passes_before,
         high_s=found.high_s / passes_before,
-        full_s=None if full_s is None else full_s / passes_before,
+        full_s=None if full_s is None else min(full_s, found.step_s) / passes_before,
         measured_s=float(np.mean(np.array(measured_s, np.float64))) / passes_after,
     )
 

@@ -68,9 +68,10 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
         if not crowding.is_by_time:
             taken = min(busy * recorded_ranks, 1.0)
     if is_beside and crowding.recorded_ranks <= 1:  # else ranks are late by turns of their own
-        late_ns, step = -step.crowded_ns, step.with_lateness_as_contention(taken)
-        late_ns += step.crowded_ns
-        crowding = replace(crowding, lateness_share=late_ns / max(step.crowded_ns, 1))
+        before_ns = step.crowded_ns
+        step = step.with_lateness_as_contention(taken)
+        lateness_share = 1 - before_ns / max(step.crowded_ns, 1) if step.crowded_ns else 0.0
+        crowding = replace(crowding, lateness_share=lateness_share)
     crowded = replace(subject, step=step, crowding=crowding)
     [apart] = point.local_steps
     if not is_beside:
