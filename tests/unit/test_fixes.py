@@ -396,8 +396,8 @@ def test_a_link_that_is_slower_than_the_others_is_to_be_looked_at() -> None:
     )
 
 
-def test_waiting_for_data_is_worth_what_it_takes_with_one_worker_too() -> None:
-    job = a_trained_job()
+def computing_later_and_waiting(job: Run) -> tuple[Spans, Spans]:
+    """Return spans whose forward passes begin 30 ms later, and waits for data meanwhile."""
     forward = job.spans.rows(job.spans.name == "forward")
     waits = dataclasses.replace(
         forward,
@@ -406,7 +406,12 @@ def test_waiting_for_data_is_worth_what_it_takes_with_one_worker_too() -> None:
         end_ns=forward.start_ns + 30 * MS,
     )
     later = np.where(job.spans.name == "forward", 30 * MS, 0)
-    spans = dataclasses.replace(job.spans, start_ns=job.spans.start_ns + later)
+    return dataclasses.replace(job.spans, start_ns=job.spans.start_ns + later), waits
+
+
+def test_waiting_for_data_is_worth_what_it_takes_with_one_worker_too() -> None:
+    job = a_trained_job()
+    spans, waits = computing_later_and_waiting(job)
     found = fixes_of(dataclasses.replace(job, spans=Spans.joined([spans, waits])))
     assert found["input"].step_s == pytest.approx(0.116)
     assert found["input"].scaling_factor == pytest.approx(0.104 / 0.116)
@@ -422,15 +427,7 @@ def test_waiting_for_data_is_worth_what_it_takes_with_one_worker_too() -> None:
 def test_loading_ahead_takes_no_work_off_the_processors() -> None:
     """Three ranks on two processors of one host load for 30 ms of a step, and work for 84 ms."""
     job = a_trained_job()
-    forward = job.spans.rows(job.spans.name == "forward")
-    waits = dataclasses.replace(
-        forward,
-        lane=np.full(len(forward), "input", object),
-        name=np.full(len(forward), "wait", object),
-        end_ns=forward.start_ns + 30 * MS,
-    )
-    later = np.where(job.spans.name == "forward", 30 * MS, 0)
-    by_itself = dataclasses.replace(job.spans, start_ns=job.spans.start_ns + later)
+    by_itself, waits = computing_later_and_waiting(job)
 
     def working(each_s: float, spans: Spans) -> Run:
         each_rank = tuple((rank, each_s) for rank in range(3))

@@ -328,7 +328,8 @@ class Table:
     def refuse_damage(self, path: Path) -> None:
         """Refuse a table that is not whole, with the first of its problems."""
         if self.is_damaged:
-            raise DamagedInput(path, self.problems[0].removeprefix(f"{name_of(path)}: "))
+            problem = self.problems[0].removeprefix(f"{name_of(path)}: ")
+            raise DamagedInput(path, f"{problem}: expected a whole table here, so none is used")
 
     def points(self) -> tuple[tuple[float, float], ...]:
         """Return the bytes that each rank sends and the seconds out of place, ascending."""

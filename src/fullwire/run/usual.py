@@ -29,6 +29,7 @@ LONGER = 1.25  # usual steps; a longer one is told beside them
 PAUSE = 0.25  # of the usual step; a longer gap between two steps is a pause
 _FEWEST_ROUNDS = 3  # that show a distance between steps with collectives
 _REGULAR_ROUNDS = 0.9  # of the distances; a worker that is lost or joins begins a round anew
+MOST_SLOWED = 1.7  # times as long beside communication: the most that was published for kernels
 NEXT_TO_NOTHING = 0.05  # of the bytes of a sum
 _ALIKE = 0.2  # of the middle one; pauses that differ by less are told as one kind
 

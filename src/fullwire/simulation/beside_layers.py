@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from fullwire.collectives.cost import Floats
 from fullwire.run.intervals import union, within, without
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Text, Whole
+from fullwire.run.usual import MOST_SLOWED
 
 _SOON_NS = 20_000  # a device goes on so soon after the event that it waited for
-_MOST_SLOWED = 1 - 1 / 1.7  # of a kernel beside communication, as in `timeline.contention`
 _Table = TypeVar("_Table", Spans, Gradients)
 _BEFORE, _NEEDED, _AFTER = range(3)  # the order of events at the same place of the computing
 
@@ -138,7 +138,7 @@ def course_of(run: Run, rows: Collectives, step_ns: tuple[int, int], passed_ns: 
         for moment, turn, _, place in sorted(events)
     )
     compared = [share for _, share in run.facts.kernels_compared_share or ((0, 1.0),)]
-    return Course(tuple(course), own_ns, (1 - float(np.median(compared))) * _MOST_SLOWED)
+    return Course(tuple(course), own_ns, (1 - float(np.median(compared))) * (1 - 1 / MOST_SLOWED))
 
 
 def _sources(start_ns: Whole, end_ns: Whole, op: Text) -> dict[int, int]:

@@ -38,10 +38,9 @@ from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.kinds import ONE_KIND, Kinds, kinds_of
 from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import Run, Spans, Whole
-from fullwire.run.usual import regular_steps
+from fullwire.run.usual import MOST_SLOWED, regular_steps
 from fullwire.timeline.breakdown import RankBreakdown, rank_breakdown
 from fullwire.timeline.contention import (
-    MOST_SLOWED,
     NOT_TOLD,
     Crowding,
     computed_in,

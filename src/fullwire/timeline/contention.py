@@ -41,7 +41,6 @@ CrowdingSource: TypeAlias = Literal[
 
 FEWEST_PROBES = 2  # of a rank, to believe their times
 LEAST_COMPARED = 0.2  # of the time beside communication: kernels that also ran alone
-MOST_SLOWED = 1.7  # times as long beside communication: the most that was published for kernels
 MOST_DELAYED = 0.9  # of computing: the most that can be waiting for a processor
 
 
