@@ -12,7 +12,8 @@ The four numbers of a transport are fitted to all observations at once, in logar
 knowledge enters as observations of its own, each with its uncertainty. It includes the share of the
 line rate that headers leave, and the processor time that the ranks' communication threads have
 used. So even a run on a slow line, which never loads its processors fully, tells their speed,
-less surely.
+less surely. Beside computing on the same processors, messages wait for a processor by turns with
+it. So periods beside computing tell little of the work for messages, and those clocks tell more.
 
 Beside other programs, some messages wait for a processor. Medians leave that out, and whole steps
 tell it. Any transport there waits as long for each message in a row.
@@ -35,9 +36,15 @@ from fullwire.collectives.closed_form import half_a_part, recorded_cost, sent_as
 from fullwire.collectives.cost import AddTimes, Floats
 from fullwire.errors import UsageError
 from fullwire.run.centre import median_of
-from fullwire.run.kinds import kinds_of
-from fullwire.run.placement import Placement, placement_of, sums_on_processors
-from fullwire.run.processors import KERNEL_FACTOR, share_of_others
+from fullwire.run.intervals import union, within, without
+from fullwire.run.kinds import kinds_of, usual_step_s
+from fullwire.run.placement import (
+    Placement,
+    placement_of,
+    ranks_per_processor,
+    sums_on_processors,
+)
+from fullwire.run.processors import KERNEL_FACTOR, own_work_s, share_of_others
 from fullwire.run.run import Collectives, Run, Whole
 from fullwire.simulation.groups import members_of
 from fullwire.simulation.transport import MeasuredTransport
@@ -47,6 +54,9 @@ _Held: TypeAlias = tuple[tuple[str, int, int], ...]  # kind, bytes and ranks of 
 MUCH_BESIDE = 0.15  # of the processors, in other work: samples and clocks agree to a tenth
 _LEAST_SPREAD = 0.02  # the least spread of an observation
 _START_S = 2e-3  # likewise, in seconds: idle connections take a moment to be up to speed
+# What a period takes longer that is all beside computing, which may have most of the processors: a
+# standard deviation of its logarithm. Chosen on labs of two to four ranks on two processors.
+_BESIDE_COMPUTING = 1.0
 _MOST_PERIODS = 20_000  # used: later ones add little
 _ROUNDS = 40  # of Gauss and Newton: a handful is enough, more cost nothing
 
@@ -74,7 +84,7 @@ _KERNEL_FACTOR = _Known(KERNEL_FACTOR, 0.08)
 # memory, and often a core. So the same bytes take so much more where processors hold them up, and
 # that is so unsure (docs/design/measured-transport.md).
 _MORE_WHERE_BUSY, _MORE_OFF = 0.5, 0.25
-_SHARE_OF_PAYLOAD = _Known(0.997, 0.02)  # acknowledgements take the rest
+SHARE_OF_PAYLOAD = _Known(0.997, 0.02)  # acknowledgements take the rest
 _APART = _Known(0.28, 0.3)  # of Gloo's work; the work of other transports is too little to matter
 PAYLOAD_SHARE = 1448 / 1514  # of a 1500 byte MTU, the default
 _GLOO_GATHERS_LATE = 0.8  # of its gathers, in trainings with shards of two to four ranks
@@ -94,11 +104,11 @@ _WORK_FROM_RUN_TO_RUN = 0.08
 
 # Our transport's work for a byte, as a share of Gloo's on the same processors. All of it is done
 # while something is on the line. Chosen on labs of two and four ranks (validation/README.md).
-_OURS_OF_GLOOS_WORK = _Known(0.8, 0.2)
+OURS_OF_GLOOS_WORK = _Known(0.8, 0.2)
 # Our transport's cost of a message in a row, as a share of Gloo's on the same processors: 0.03
 # where each rank has a processor of its own, and up to 0.2 elsewhere.
-_OURS_OF_GLOOS_HOP = _Known(0.05, 0.7)
-_OURS_APART = _Known(0.05, 1.0)  # next to none of it waits for the line to be idle
+OURS_OF_GLOOS_HOP = _Known(0.05, 0.7)
+OURS_APART = _Known(0.05, 1.0)  # next to none of it waits for the line to be idle
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -113,7 +123,13 @@ class Observation:
     halves: tuple[float, ...]  # of a rank's part, as shares of a gather's bytes
     time_s: float
     spread: float  # of the median's logarithm
+    longer: float  # another spread: computing beside it may have added so much
     count: int
+
+    def off_and_spread(self, predicted_s: float) -> tuple[float, float]:
+        """Return the logarithm of a prediction over it, and the spread of that."""
+        off = float(np.log(predicted_s / self.time_s))
+        return off, self.spread if off > 0 else float(np.hypot(self.spread, self.longer))
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -154,7 +170,7 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
         by_run.append((run, []))
         if line_rate_bps(run) is not None and _workers(run) > 1:
             fewest = 1 if _is_played(run) else 2
-            by_run[-1][1].extend(_busy_periods(run.collectives, members_of(run), fewest))
+            by_run[-1][1].extend(_busy_periods(run, members_of(run), fewest))
     observations = [observation for run, kept in by_run for observation in _observed(run, kept)]
     if not observations:
         names = ", ".join(run.place for run in runs)
@@ -178,55 +194,6 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
     waits_s = [_wait_s_per_hop(found, run, kept) for run, kept in by_run if kept]
     is_played = all(map(_is_played, telling))
     return replace(found, is_played=is_played, wait_s_per_hop=float(np.mean(waits_s)))
-
-
-def filling(calibration: Calibration, payload_share: float) -> Calibration:
-    """Return our own transport on the processors on which Gloo was measured.
-
-    Other programs on these processors stay, and so does what messages wait for them.
-    """
-
-    def ours(
-        line_off: float = 0.0, work_off: float = 0.0, hop_off: float = 0.0, apart: float = 0.0
-    ) -> MeasuredTransport:
-        share = payload_share * _SHARE_OF_PAYLOAD.off_by(line_off)
-        work = calibration.transport.processor_s_per_byte * _OURS_OF_GLOOS_WORK.off_by(work_off)
-        hop = calibration.transport.processor_s_per_hop * _OURS_OF_GLOOS_HOP.off_by(hop_off)
-        return replace(
-            calibration.transport,
-            share=min(share, 1.0),
-            processor_s_per_byte=work,
-            processor_s_per_hop=hop,
-            apart=apart,
-            wait_s_per_hop=calibration.wait_s_per_hop,
-            gathers_late=0.0,
-        )
-
-    # In pairs, one for each sign. The share apart has 0 in place of a negative value.
-    variants = (
-        ours(line_off=-1),
-        ours(line_off=1),
-        ours(work_off=-1),
-        ours(work_off=1),
-        ours(hop_off=-1),
-        ours(hop_off=1),
-        ours(apart=0.0),
-        ours(apart=_OURS_APART.value),
-    )
-    return replace(calibration, transport=ours(), variants=variants, between=(ours(), ours()))
-
-
-def unhindered(calibration: Calibration, payload_share: float) -> Calibration:
-    """Return a transport without work for bytes; the cost and the waits of a message stay."""
-    no_work = replace(
-        calibration.transport,
-        share=payload_share,
-        processor_s_per_byte=0.0,
-        apart=0.0,
-        wait_s_per_hop=calibration.wait_s_per_hop,
-        gathers_late=0.0,
-    )
-    return replace(calibration, transport=no_work, variants=(), between=(no_work, no_work))
 
 
 def _wait_s_per_hop(fitted: Calibration, run: Run, periods: Sequence[_Period]) -> float:
@@ -281,10 +248,11 @@ def _is_played(run: Run) -> bool:
 def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
     rate_bps, workers = line_rate_bps(run), _workers(run)
     [ranks] = _placement(run).ranks_per_processor([workers]).tolist()
-    alike: dict[_Held, list[float]] = defaultdict(list)
+    alike: dict[_Held, list[_Period]] = defaultdict(list)
     for period in periods:
-        alike[period.held].append(period.time_s)
-    for held, times_s in alike.items():
+        alike[period.held].append(period)
+    for held, each in alike.items():
+        times_s = [period.time_s for period in each]
         assert rate_bps is not None  # else there are no periods
         costs = [
             recorded_cost(sent_as(op, run.facts.backend), members, size, AddTimes())
@@ -294,6 +262,8 @@ def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
         deviation = 1.4826 * float(np.median(np.abs(np.log(np.array(times_s) / middle_s))))
         # A lone value has no spread of its own. Busy machines show 15 %.
         of_median = 1.25 * max(deviation, 0.15 / len(times_s)) / np.sqrt(len(times_s))
+        beside = _BESIDE_COMPUTING * float(np.mean([period.beside for period in each]))
+        spreads = _LEAST_SPREAD, of_median, _START_S / middle_s
         yield Observation(
             workers=workers,
             crowd=max(ranks, 1.0),
@@ -303,7 +273,8 @@ def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
             wire_bytes=tuple(float(cost.wire_bytes) for cost in costs),
             hops=tuple(float(cost.hops) for cost in costs),
             halves=tuple(half_a_part(op, members) for op, _, members in held),
-            spread=float(np.sqrt(_LEAST_SPREAD**2 + of_median**2 + (_START_S / middle_s) ** 2)),
+            spread=float(np.linalg.norm(spreads)),
+            longer=beside,
         )
 
 
@@ -343,11 +314,12 @@ class _Period(NamedTuple):
     step: int
     held: _Held  # in order of size
     time_s: float
+    beside: float  # share of it in which computing had the processors that messages need
 
 
-def _busy_periods(table: Collectives, members: Mapping[str, int], fewest: int) -> Iterator[_Period]:
+def _busy_periods(run: Run, members: Mapping[str, int], fewest: int) -> Iterator[_Period]:
     """Go through the busy periods of the steps, of collectives of so many ranks or more."""
-    rows = table.rows(table.step >= 0)
+    rows = run.collectives.rows(run.collectives.step >= 0)
     issued_ns, ended_ns, first = _of_all_ranks(rows, fewest)
     order = np.argsort(issued_ns, kind="stable")[:_MOST_PERIODS]
     issued_ns, ended_ns, first = issued_ns[order], ended_ns[order], first[order]
@@ -355,14 +327,37 @@ def _busy_periods(table: Collectives, members: Mapping[str, int], fewest: int) -
         return
     reached_ns = np.maximum.accumulate(ended_ns)
     begins = np.flatnonzero(np.append([True], issued_ns[1:] > reached_ns[:-1]))
-    for begin, end in zip(begins, [*begins[1:], len(issued_ns)], strict=True):
+    ends = np.append(begins[1:], len(issued_ns))
+    beside = _share_beside_computing(run, issued_ns[begins], reached_ns[ends - 1])
+    for begin, end, share in zip(begins, ends, beside, strict=True):
         time_ns = int(reached_ns[end - 1] - issued_ns[begin])
         held = [
             (str(rows.op[row]), int(rows.bytes[row]), members[str(rows.group[row])])
             for row in first[begin:end]
         ]
         if time_ns > 0:
-            yield _Period(int(rows.step[first[begin]]), tuple(sorted(held)), time_ns * 1e-9)
+            step = int(rows.step[first[begin]])
+            yield _Period(step, tuple(sorted(held)), time_ns * 1e-9, share)
+
+
+def _share_beside_computing(run: Run, start_ns: Whole, end_ns: Whole) -> list[float]:
+    """Return of each stretch of time the share in which computing had the processors.
+
+    It is the mean of the ranks. A rank that only waits for its accelerator leaves them free.
+    """
+    step_s = usual_step_s(run)
+    if not sums_on_processors(run) or not step_s:
+        return [0.0] * len(start_ns)
+    beside: NDArray[np.float64] = np.zeros(len(start_ns))
+    for rank in (ranks := np.unique(run.spans.rank)):
+        mine = run.spans.rows(run.spans.rank == rank)
+        computing, waits = (mine.rows(mine.lane == lane) for lane in ("compute", "communication"))
+        stretches = without(
+            union(computing.start_ns, computing.end_ns), union(waits.start_ns, waits.end_ns)
+        )
+        beside += within(start_ns, end_ns, stretches) / np.maximum(end_ns - start_ns, 1)
+    busy = min(own_work_s(run) * max(ranks_per_processor(run), 1.0) / step_s, 1.0)
+    return [busy * share / max(len(ranks), 1) for share in beside.tolist()]
 
 
 def _of_all_ranks(rows: Collectives, fewest: int) -> tuple[Whole, Whole, NDArray[np.intp]]:
@@ -394,14 +389,14 @@ def _known_before(runs: Sequence[Run]) -> Iterator[_Known]:
     """Go through the prior values of the four numbers, before any observation."""
     payload = [run.facts.payload_share or PAYLOAD_SHARE for run in runs]
     share = float(np.mean(np.array(payload, np.float64)))
-    yield replace(_SHARE_OF_PAYLOAD, value=_SHARE_OF_PAYLOAD.value * share)
+    yield replace(SHARE_OF_PAYLOAD, value=SHARE_OF_PAYLOAD.value * share)
     backends = {run.facts.backend for run in runs}
     if backends == {"gloo"}:
         yield from (_GLOO_S_PER_BYTE, _GLOO_S_PER_HOP, _APART)
     elif backends == {"fullwire"}:
-        yield _GLOO_S_PER_BYTE.times(_OURS_OF_GLOOS_WORK)
-        yield _GLOO_S_PER_HOP.times(_OURS_OF_GLOOS_HOP)
-        yield _OURS_APART
+        yield _GLOO_S_PER_BYTE.times(OURS_OF_GLOOS_WORK)
+        yield _GLOO_S_PER_HOP.times(OURS_OF_GLOOS_HOP)
+        yield OURS_APART
     elif all(run.facts.backend and not sums_on_processors(run) for run in runs):
         yield from (_DEVICE_S_PER_BYTE, _OTHER_S_PER_HOP, _APART)
     else:
@@ -493,10 +488,14 @@ class _Fit:
             if np.abs(change).max() < 1e-9:
                 break
         recorded = self._observations[: self._seen]
-        spreads = np.array([each.spread for each in recorded])
-        relative = self._misfits(at)[: self._seen] * spreads
+        transport = self._transport(at)
+        relative, spreads = np.array(
+            [each.off_and_spread(self.predicted_s(transport, each)) for each in recorded]
+        ).T
         weights = np.array([each.count * each.time_s for each in recorded])
-        misfit = float(np.sqrt(np.average(relative**2, weights=weights)))
+        # Computing explains what it may have added.
+        unexplained = relative * np.array([each.spread for each in recorded]) / spreads
+        misfit = float(np.sqrt(np.average(unexplained**2, weights=weights)))
         slopes = self._slopes(at)
         among_runs = np.diag([LINE_FROM_RUN_TO_RUN**2, 0.0, 0.0, 0.0])
         among_runs[1:3, 1:3] = self._work_off**2
@@ -514,7 +513,7 @@ class _Fit:
         turns += [sign * misfit * slower for sign in (-1, 1)]
         sooner, later = (self._transport(at + off * slower) for off in _off(self._runs))
         return Calibration(
-            transport=self._transport(at),
+            transport=transport,
             placement=self._placement,
             observations=tuple(self._observations),
             misfit=misfit,
@@ -581,8 +580,8 @@ class _Fit:
         """Return how far each prediction is from its observation, in the observation's spreads."""
         transport, seen = self._transport(at), []
         for observed in self._observations:
-            predicted_s = self.predicted_s(transport, observed)
-            seen.append(np.log(predicted_s / observed.time_s) / observed.spread)
+            off, spread = observed.off_and_spread(self.predicted_s(transport, observed))
+            seen.append(off / spread)
         _, per_byte, per_hop, _ = np.exp(at).tolist()
         used = [one.misfit(per_byte, per_hop) for one in self._used]
         before = [

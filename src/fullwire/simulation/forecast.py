@@ -19,11 +19,13 @@ from fullwire.run.run import Run
 from fullwire.run.usual import Alone
 from fullwire.simulation.as_recorded import with_alone, with_residue
 from fullwire.simulation.calibrate import (
+    OURS_APART,
+    OURS_OF_GLOOS_HOP,
+    OURS_OF_GLOOS_WORK,
     PAYLOAD_SHARE,
+    SHARE_OF_PAYLOAD,
     Calibration,
     calibrated,
-    filling,
-    unhindered,
 )
 from fullwire.simulation.grid import Grid, Residue, Subject
 from fullwire.simulation.interval import interval_s
@@ -31,7 +33,7 @@ from fullwire.simulation.of_kinds import by_kinds
 from fullwire.simulation.step import Step
 from fullwire.simulation.subject import as_recorded, plain_subject
 from fullwire.simulation.sweep import sweep
-from fullwire.simulation.transport import FullTransport, full_transport
+from fullwire.simulation.transport import FullTransport, MeasuredTransport, full_transport
 from fullwire.simulation.typical import Sending
 
 # A call of our transport takes this share of the time of one of Gloo, whose threads then wake. It
@@ -147,6 +149,59 @@ class Forecaster:
                 forward_ns=step.forward_ns - shorter_ns(step),
             )
         )
+
+
+def filling(calibration: Calibration, payload_share: float) -> Calibration:
+    """Return our own transport on the processors on which Gloo was measured.
+
+    Other programs on these processors stay, and so does what messages wait for them.
+    """
+
+    def ours(
+        line_off: float = 0.0, work_off: float = 0.0, hop_off: float = 0.0, apart: float = 0.0
+    ) -> MeasuredTransport:
+        share = payload_share * SHARE_OF_PAYLOAD.off_by(line_off)
+        work = calibration.transport.processor_s_per_byte * OURS_OF_GLOOS_WORK.off_by(work_off)
+        hop = calibration.transport.processor_s_per_hop * OURS_OF_GLOOS_HOP.off_by(hop_off)
+        return dataclasses.replace(
+            calibration.transport,
+            share=min(share, 1.0),
+            processor_s_per_byte=work,
+            processor_s_per_hop=hop,
+            apart=apart,
+            wait_s_per_hop=calibration.wait_s_per_hop,
+            gathers_late=0.0,
+        )
+
+    # In pairs, one for each sign. The share apart has 0 in place of a negative value.
+    variants = (
+        ours(line_off=-1),
+        ours(line_off=1),
+        ours(work_off=-1),
+        ours(work_off=1),
+        ours(hop_off=-1),
+        ours(hop_off=1),
+        ours(apart=0.0),
+        ours(apart=OURS_APART.value),
+    )
+    return dataclasses.replace(
+        calibration, transport=ours(), variants=variants, between=(ours(), ours())
+    )
+
+
+def unhindered(calibration: Calibration, payload_share: float) -> Calibration:
+    """Return a transport without work for bytes; the cost and the waits of a message stay."""
+    no_work = dataclasses.replace(
+        calibration.transport,
+        share=payload_share,
+        processor_s_per_byte=0.0,
+        apart=0.0,
+        wait_s_per_hop=calibration.wait_s_per_hop,
+        gathers_late=0.0,
+    )
+    return dataclasses.replace(
+        calibration, transport=no_work, variants=(), between=(no_work, no_work)
+    )
 
 
 def unmeasured_transport(run: Run) -> FullTransport:

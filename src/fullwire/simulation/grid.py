@@ -17,7 +17,7 @@ from fullwire.collectives.cost import AddTimes, Floats
 from fullwire.collectives.library import has_tables
 from fullwire.collectives.registry import names, of_one_switch, open_to, with_formula
 from fullwire.collectives.tuning import AUTO, LIBRARY
-from fullwire.compression.compressor import Compressor
+from fullwire.compression.compressor import Combining, Compressor
 from fullwire.errors import UsageError
 from fullwire.run.kinds import Kind
 from fullwire.run.placement import UNKNOWN_PLACEMENT, Placement
@@ -29,6 +29,8 @@ from fullwire.simulation.transport import FullTransport, Transport
 Order: TypeAlias = Literal["fifo", "priority"]
 
 _TRANSPORT_OFF = 0.05  # of the exposed time: a usual misfit (validation/cells.py)
+# Of the turns of other ranks on a processor, so much hides messages. It was chosen on labs.
+_HIDE_BY_TURNS = 0.4
 MOST_APART = 10_000  # passes between two synchronisations
 BUCKET = "bucket"  # the unit of gradients whose parameters are not known
 AXES = (
@@ -310,9 +312,29 @@ class Subject:
             ]
         )
 
+    def loads(self, sizes: Sequence[int], algorithm: str, kind: Combining) -> Floats:
+        """Return the load of a host's link by a message, over that of a rank with its own link."""
+        if self.step.shards > 1:  # the ranks of a group are on hosts that the run does not name
+            return np.ones(len(sizes))
+        if kind == "sum":
+            return self.nic_loads(sizes, "allreduce", algorithm)
+        ring = self.nic_loads(sizes, "allgather", "ring")
+        if kind == "exchange":  # half of its bytes go to their owners, and a ring gathers them
+            return (ring + self.nic_loads(sizes, "alltoall", "ring")) / 2
+        return ring
+
     def ranks_per_processor(self, workers: Sequence[int]) -> Floats:
         """Return how many ranks there are for each processor, if there are so many workers."""
         return self.placement.ranks_per_processor(workers, self.ranks_per_host)
+
+    def passes_by_turns(self, workers: Sequence[int]) -> Floats:
+        """Return how many times as long passes are for messages, where ranks compute by turns.
+
+        While other ranks have the processors, messages that wait for the line go on.
+        """
+        turns_s = self.step.by_turns_s(self.ranks_per_processor(workers)[:, None, None])
+        alone_s = np.maximum(self.step.alone_ns * 1e-9, np.finfo(float).tiny)
+        return np.asarray(1 + _HIDE_BY_TURNS * turns_s / alone_s)
 
     def sends_beside_computing(self, local_steps: int) -> bool:
         """Say whether messages are sent while a worker computes, with a sum in so many steps.

@@ -165,6 +165,10 @@ class Messages:
     ) -> Exposed:
         """Return the exposed communication of a step that synchronises."""
         cost_s = self.cost_s(chosen, rate_bps, transport, ratio)
+        # Passes that take longer by turns hide more: as if they took as long, and messages less.
+        longer = self.subject.passes_by_turns(self.workers[chosen])
+        if is_longer := bool(np.any(longer > 1)):
+            cost_s = (each_s / longer for each_s in cost_s)
         if self.lane == "fifo":
             end_s, busy_s = fifo_end_and_busy_s(self.buckets.ready_ns * 1e-9, cost_s)
             by_buckets_s = fifo_overhead_s(self.subject.step, end_s)
@@ -174,6 +178,8 @@ class Messages:
             timeline = priority_timeline(ready_s, costs)
             by_buckets_s = priority_overhead_s(self.subject.step, self.buckets, timeline)
             busy_s = running_sum(costs)
+        if is_longer:
+            by_buckets_s, busy_s = by_buckets_s * longer, busy_s * longer
         # There are no buckets to wait for.
         if self.subject.step.others.sum_gradients or self.subject.step.sends_nothing:
             by_buckets_s = np.zeros_like(by_buckets_s)
@@ -536,7 +542,7 @@ def _way(
         carried = [[kind.network_bits_per_byte for kind in row] for row in by_codec]
         sent_bits = np.array(carried)[None] * buckets.bytes[:, None, None].astype(np.float64)
     else:
-        loads = np.stack([_loads(subject, sizes, algorithm, kind) for kind in order], axis=1)
+        loads = np.stack([subject.loads(sizes, algorithm, kind) for kind in order], axis=1)
         stretch, sent_bits = stretch * loads, sent_bits * loads
         fixed_s -= np.where(loads > 0, 0.0, hops * hop_s)  # a link's latency
     return _Way(
@@ -549,18 +555,6 @@ def _way(
         sent_bits=sent_bits,
         routed=by_codec,
     )
-
-
-def _loads(subject: Subject, sizes: Sequence[int], algorithm: str, kind: Combining) -> Floats:
-    """Return the load of a host's link by one message, over that of a rank with its own link."""
-    if subject.step.shards > 1:  # the ranks of a group are on hosts that the run does not name
-        return np.ones(len(sizes))
-    if kind == "sum":
-        return subject.nic_loads(sizes, "allreduce", algorithm)
-    ring = subject.nic_loads(sizes, "allgather", "ring")
-    if kind == "exchange":  # half of its bytes go to their owners at once, and a ring gathers them
-        return (ring + subject.nic_loads(sizes, "alltoall", "ring")) / 2
-    return ring
 
 
 def _others(
