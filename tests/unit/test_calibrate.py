@@ -294,6 +294,23 @@ def test_ranks_on_one_machine_share_its_processors_and_elsewhere_they_do_not() -
     assert apart.ranks_per_processor([1, 2, 3, 8]).tolist() == [1, 1, 1, 1]
 
 
+def test_a_model_among_the_hosts_of_a_lab_has_their_links() -> None:
+    facts: dict[str, FactValue] = {"machines": 1, "hosts": "host0,host1", "processors": 2}
+    lab = a_trained_job(a_transport(), facts=facts)
+    slow_s, fast_s = (
+        fw.whatif(
+            "resnet50@v100",
+            workers=2,
+            ranks_per_host=2,
+            bandwidth=rate,
+            transport="measured",
+            calibrate=lab,
+        )["step_s"][0]
+        for rate in ("100Mbps", "1Gbps")
+    )
+    assert slow_s == pytest.approx(10 * fast_s, rel=0.3)
+
+
 def test_hosts_without_a_number_of_processors_have_their_ranks() -> None:
     run = a_trained_job(a_transport(), workers=4)
     facts = run.facts.without(["processors", "machines"]) | Facts(hosts="one,one,two,two")

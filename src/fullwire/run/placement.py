@@ -28,6 +28,7 @@ class Placement:
     machines: int = 1
     processors: int | None = None  # of each machine; else each rank is taken to have its own
     fullest: int | None = None  # ranks of the machine that had most of them, where that is told
+    has_links: bool = False  # between ranks of a machine, as hosts of a lab have
 
     @property
     def ranks_of_each(self) -> float:
@@ -83,7 +84,13 @@ def placement_of(run: Run) -> Placement | None:
     machines = run.facts.machines or len(of_hosts) or ranks
     # Several hosts of a lab are on one machine, so their ranks are not those of a machine.
     fullest = max(of_hosts) if len(of_hosts) == machines else None
-    return Placement(ranks=ranks, machines=machines, processors=processors, fullest=fullest)
+    return Placement(
+        ranks=ranks,
+        machines=machines,
+        processors=processors,
+        fullest=fullest,
+        has_links=has_links_in_a_machine(run),
+    )
 
 
 def host_of_rank(run: Run) -> dict[int, str]:

@@ -247,7 +247,6 @@ class Subject:
     ranks_per_host: int | None = None  # that share processors; None for as many as recorded
     crowding: Crowding = Crowding()
     is_on_devices: bool = False  # which carry out its collectives; else processors do
-    is_of_lab: bool = False  # the recorded hosts share one machine, and have links between them
     fragments: int = 1  # of the parameters; several are averaged apart, each beside a step
     has_parameters: bool = True  # else each of its gradients is a whole bucket of them
     round_s: float = 0.0  # what a rank does once in a round of local steps, beyond its steps
@@ -304,7 +303,7 @@ class Subject:
         per_host = self.ranks_per_host
         if per_host is None:
             return np.ones(len(workers))
-        inside = 1.0 if self.is_of_lab else 0.0
+        inside = 1.0 if self.placement.has_links else 0.0
         return np.array(
             [
                 host_load(op, algorithm, count, per_host) if count > per_host else inside

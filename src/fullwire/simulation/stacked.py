@@ -110,7 +110,6 @@ def beside_times(subject: Subject) -> tuple[Any, ...]:
         subject.residues,
         subject.ranks_per_host,
         subject.crowding,
-        subject.is_of_lab,
         subject.fragments,
         subject.round_s,
         subject.recorded_rounds,

@@ -14,7 +14,6 @@ from fullwire.run.gaps import reasons
 from fullwire.run.placement import (
     UNKNOWN_PLACEMENT,
     Placement,
-    has_links_in_a_machine,
     placement_of,
     sums_on_processors,
 )
@@ -58,7 +57,6 @@ def plain_subject(
         recorded=as_recorded(run),
         placement=placement_of(run) or unknown,
         is_on_devices=not sums_on_processors(run),
-        is_of_lab=has_links_in_a_machine(run),
         fragments=fragments,
         has_parameters=_has_parameters(run),
         round_s=_round_s(run),
