@@ -30,11 +30,12 @@ from fullwire.simulation.groups import ranks_among
 from fullwire.simulation.on_links import OnLinks, Routed, routed_s
 from fullwire.simulation.schedule import (
     Timeline,
-    fifo_end_and_busy_s,
+    fifo_lane_s,
     fifo_overhead_s,
     grouped,
     priority_overhead_s,
     priority_timeline,
+    timeline_of,
     with_gradients_spread,
 )
 from fullwire.simulation.stragglers import AsRecorded, Jitter
@@ -166,12 +167,11 @@ class Messages:
         """Return the exposed communication of a step that synchronises."""
         cost_s = self.cost_s(chosen, rate_bps, transport, ratio)
         if self.lane == "fifo":
-            end_s, busy_s = fifo_end_and_busy_s(self.buckets.ready_ns * 1e-9, cost_s)
-            by_buckets_s = fifo_overhead_s(self.subject.step, end_s)
+            lane = fifo_lane_s(self.subject.step, self.buckets, cost_s)
+            busy_s, by_buckets_s = lane.busy_s, fifo_overhead_s(self.subject.step, lane)
         else:
             costs = list(cost_s)
-            ready_s = [ready_ns * 1e-9 for ready_ns in self.buckets.ready_ns.tolist()]
-            timeline = priority_timeline(ready_s, costs)
+            timeline = timeline_of(self.subject.step, self.buckets, priority_timeline, costs)
             by_buckets_s = priority_overhead_s(self.subject.step, self.buckets, timeline)
             busy_s = running_sum(costs)
         # There are no buckets to wait for.

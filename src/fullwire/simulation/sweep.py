@@ -22,7 +22,7 @@ from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
 from fullwire.run.facts import Facts
 from fullwire.run.kinds import EARLIER, EARLIER_FORWARD, LAST
-from fullwire.run.run import SLOWED, Collectives, Gradients, Lane, Provenance, Run, Spans
+from fullwire.run.run import SLOWED, Collectives, Gradients, Lane, Provenance, Run, Spans, Whole
 from fullwire.simulation.grid import (
     AXES,
     BUCKET,
@@ -36,7 +36,13 @@ from fullwire.simulation.grid import (
 )
 from fullwire.simulation.messages import Exposed, Messages, messages_of
 from fullwire.simulation.of_kinds import apart, as_means
-from fullwire.simulation.schedule import Timeline, fifo_timeline, priority_timeline
+from fullwire.simulation.schedule import (
+    Timeline,
+    fifo_timeline,
+    meetings_s,
+    priority_timeline,
+    timeline_of,
+)
 from fullwire.simulation.stacked import StackedStep, stacks
 from fullwire.simulation.step import Step
 from fullwire.simulation.stragglers import Jitter, NoJitter
@@ -247,9 +253,9 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
         timeline = messages.instead_timeline(asked[1], transport)
         conditions = Facts()
     else:
-        ready_s = [ready_ns * 1e-9 for ready_ns in messages.buckets.ready_ns.tolist()]
         on_lane = fifo_timeline if point.lane == "fifo" else priority_timeline
-        timeline = on_lane(ready_s, [message_s[0, 0, 0] for message_s in messages.cost_s(*asked)])
+        costs_s = [each_s[0, 0, 0] for each_s in messages.cost_s(*asked)]
+        timeline = timeline_of(messages.subject.step, messages.buckets, on_lane, costs_s)
         conditions = Facts(
             buckets=str(policy),
             algorithm=algorithm,
@@ -265,6 +271,7 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
     others_ns = _whole_ns(others_s)
     is_alone = workers == 1
     length_ns = step.alone_ns + _whole_ns(overhead_s)
+    step, ready_ns = _with_waits(step, messages, None if is_alone else timeline)
     if not is_alone:
         beyond_ns = length_ns - step.alone_ns - min(step.crowded_ns, step.computing_ns)
         room_ns = beyond_ns - _whole_ns(late_s) - _after_computing_ns(step, timeline) - others_ns
@@ -302,8 +309,37 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
             bytes=step.bytes,
             ready_ns=step.forward_ns + step.ready_ns,
         ),
-        collectives=Collectives.empty() if is_alone else _collectives(step, messages, timeline),
+        collectives=Collectives.empty()
+        if is_alone
+        else _collectives(step, messages, timeline, ready_ns),
     )
+
+
+def _with_waits(step: Step, messages: Messages, timeline: Timeline | None) -> tuple[Step, Whole]:
+    """Return the step with the waits between its passes, and when its messages are then ready."""
+    ready_ns, waits_ns = messages.buckets.ready_ns, _waits_ns(timeline)
+    if not sum(waits_ns):
+        return step, ready_ns
+    of_gradients, before_ns, meetings = step.ready_ns.copy(), 0, []
+    ready_ns = ready_ns.copy()
+    counts = [count for count, _ in meetings_s(messages.subject.step, messages.buckets)]
+    for meeting, count, wait_ns in zip(step.meetings, counts, waits_ns, strict=True):
+        of_gradients[meeting.gradients :] += wait_ns
+        ready_ns[count:] += wait_ns
+        meetings.append(meeting._replace(after_ns=meeting.after_ns + before_ns))
+        before_ns += wait_ns
+    waiting = replace(
+        step,
+        step_ns=step.step_ns + before_ns,
+        backward_ns=step.backward_ns + before_ns,
+        ready_ns=of_gradients,
+        meetings=tuple(meetings),
+    )
+    return waiting, ready_ns
+
+
+def _waits_ns(timeline: Timeline | None) -> list[int]:
+    return [] if timeline is None else [_whole_ns(float(wait_s)) for wait_s in timeline.waits_s]
 
 
 def _without_waits(step: Step) -> Step:
@@ -351,7 +387,7 @@ def _with_unexplained(timeline: Timeline, from_s: float, longer_s: float) -> Tim
     def moved(moments_s: list[float]) -> list[Floats]:
         return [np.array(max((at - from_s) * times, at - from_s) + from_s) for at in moments_s]
 
-    return Timeline(start_s=moved(starts_s), end_s=moved(ends_s))
+    return replace(timeline, start_s=moved(starts_s), end_s=moved(ends_s))
 
 
 def _spans(
@@ -367,7 +403,7 @@ def _spans(
     _, after_ns = step.parts_of_host_ns
     rows: list[tuple[Lane, str, int, int]] = [
         ("host", "step", 0, length_ns),
-        *_passes(step, passes),
+        *_passes(step, passes, _waits_ns(timeline)),
     ]
     if rest_ns > 0:
         rows.append(("compute", "optimizer", length_ns - rest_ns, length_ns - after_ns))
@@ -392,14 +428,28 @@ def _spans(
     )
 
 
-def _passes(step: Step, passes: int) -> Iterator[tuple[Lane, str, int, int]]:
+def _passes(
+    step: Step, passes: int, waits_ns: Sequence[int]
+) -> Iterator[tuple[Lane, str, int, int]]:
     """Yield the forward and backward passes; only the last sends gradients.
 
     The earlier ones take all the time before, each as long as the others and as their last, as far
-    as there is room.
+    as there is room. Where each pass sends its own, they go from one wait to the next.
     """
     before_ns, _ = step.parts_of_host_ns
     begin_ns = step.input_ns + before_ns
+    if step.meetings:
+        yield "compute", "forward", begin_ns, step.forward_ns
+        begin_ns, computed_ns = step.forward_ns, step.forward_ns + step.backward_ns
+        yield "host", LAST, begin_ns, computed_ns
+        none = [0] * len(step.meetings)
+        for meeting, wait_ns in zip(step.meetings, waits_ns or none, strict=True):
+            end_ns = step.forward_ns + meeting.after_ns
+            yield "host", EARLIER, begin_ns, end_ns
+            yield "compute", EARLIER, begin_ns, end_ns
+            begin_ns = end_ns + wait_ns
+        yield "compute", LAST, begin_ns, computed_ns
+        return
     room_ns = step.forward_ns - begin_ns
     each_ns = min(step.backward_ns, room_ns // (2 * passes - 1))
     for _ in range(1, passes):
@@ -456,12 +506,14 @@ def _on_the_lane(timeline: Timeline | None) -> tuple[list[float], list[float]]:
     return [*map(float, timeline.start_s)], [*map(float, timeline.end_s)]
 
 
-def _collectives(step: Step, messages: Messages, timeline: Timeline) -> Collectives:
+def _collectives(
+    step: Step, messages: Messages, timeline: Timeline, ready_ns: Whole
+) -> Collectives:
     starts, ends = _on_the_lane(timeline)
     count = len(starts)
     start_ns = step.forward_ns + np.array([_whole_ns(start_s) for start_s in starts])
     ops, sizes = _all("allreduce", count), messages.buckets.bytes
-    issue_ns = step.forward_ns + messages.buckets.ready_ns
+    issue_ns = step.forward_ns + ready_ns
     if step.sends_no_buckets:  # where the script issues them is not known
         ops, sizes = np.array(step.others.op, object), np.array(step.others.bytes, np.int64)
         issue_ns = start_ns

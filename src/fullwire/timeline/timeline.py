@@ -9,7 +9,8 @@ instant. Then one that is being transferred counts first. One
 whose transfer cannot be told from waiting counts second, and waiting last.
 
     ("host", "step")             the step; other spans in the host lane are no activity of their own
-    ("host", "backward")         the backward pass, of which the kernels are spans of their own
+    ("host", "backward")         the backward passes, of which the kernels are spans of their own
+    ("host", "earlier backward")  one of several before the last
     ("communication", "wait")    blocked on a collective
     ("host", "wait")             waiting for late ranks that are not in the run, as in a simulation
     ("host", "codec")            a hook that packs or unpacks gradients, also amidst computing
@@ -30,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.errors import DamagedInput
+from fullwire.run.kinds import EARLIER, LAST
 from fullwire.run.run import Run, Spans, Whole
 from fullwire.timeline.transfers import Transfers, codes_of, recorded_ranks
 
@@ -74,7 +76,8 @@ _KIND_OF_LANE = {
 }
 _KIND_OF = {  # lane and name, where the name changes the kind
     ("host", "step"): Kind.STEP,
-    ("host", "backward"): Kind.MARK,
+    ("host", LAST): Kind.MARK,
+    ("host", EARLIER): Kind.MARK,
     ("host", "codec"): Kind.PACKING,
     ("host", "wait"): Kind.LATE,
     ("communication", "wait"): Kind.BLOCKED,

@@ -129,28 +129,34 @@ def on_device(
 _LEAST_FORWARD = 0.25  # of the work before a step's first backward pass; less begins no new pass
 
 
-def passes_in_steps(
+def passes_of_work(
     step: Whole, launched_ns: Whole, length_ns: Whole, is_backward: NDArray[np.bool_]
 ) -> Whole:
-    """Return the number of backward passes of each step that has some.
+    """Return the place among the backward passes of its step of each work of one, and -1 of others.
 
     A row is a piece of work: its step, its launch, its length, and whether autograd launched it. A
     pass begins where about a forward pass of other work lies before it. A few kernels of a hook or
     of another thread lie within a pass.
     """
     order = np.lexsort((launched_ns, step))
-    step, rows = step[order], np.flatnonzero(is_backward[order])
+    rows = np.flatnonzero(is_backward[order])
+    found = np.full(len(step), -1)
     if not len(rows):
-        return np.zeros(0, np.int64)
+        return found
     other_ns = np.where(is_backward, 0, length_ns)[order]
     before_ns = np.cumsum(other_ns) - other_ns
-    numbers = step[rows]
+    numbers = step[order][rows]
     is_first = np.append([True], numbers[1:] != numbers[:-1])
     since_ns = np.diff(before_ns[rows], prepend=0)
-    since_ns[is_first] = (before_ns[rows] - before_ns[np.searchsorted(step, numbers)])[is_first]
-    forward_ns = since_ns[is_first][np.cumsum(is_first) - 1]
+    since_ns[is_first] = (before_ns[rows] - before_ns[np.searchsorted(step[order], numbers)])[
+        is_first
+    ]
+    of_step = np.cumsum(is_first) - 1
+    forward_ns = since_ns[is_first][of_step]
     begins = is_first | ((forward_ns > 0) & (since_ns >= _LEAST_FORWARD * forward_ns))
-    return np.add.reduceat(begins.astype(np.int64), np.flatnonzero(is_first))
+    count = np.cumsum(begins)
+    found[order[rows]] = count - count[is_first][of_step]
+    return found
 
 
 def _between_optimizers(trace: Trace) -> Whole:
