@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fullwire as fw
 from fullwire.answers.verification import verify
 from fullwire.run.facts import Facts
 from fullwire.run.run import Run
-from tests.unit.test_traced_gradients import LAYERS, Part, played, traced
+from tests.unit.test_traced_gradients import LAYERS, STEPS, Part, played, traced
 
 MEASURED: dict[str, Any] = {"transport": "measured"}
 
@@ -108,3 +109,38 @@ def test_a_written_prediction_of_passes_predicts_as_the_trace_does(tmp_path: Pat
     assert found.baseline_step_s == pytest.approx(3 * LAYERS * 600e-6 + 50e-6, rel=0.01)
     again = fw.whatif(written, bandwidth=rates, transport="full")
     assert again["step_s"].tolist() == pytest.approx(direct["step_s"].tolist(), rel=0.01)
+
+
+def marked(passes: int, *, in_each: bool, each_steps: bool = False) -> Iterator[Part]:
+    """Yield the same with a mark of the profiler for each pass, and one optimizer or several."""
+    waited = 0
+    for part in accumulated(passes, in_each=in_each):
+        if part[:2] == ("work", False) and part[2] > 50:
+            waited += 1
+            if waited > 1:
+                if each_steps:
+                    yield ("optimizer",)
+                yield ("mark",)
+        yield part
+    yield ("optimizer",)
+
+
+@pytest.mark.parametrize("in_each", [True, False])
+def test_marks_of_passes_make_one_step_up_to_the_optimizer(tmp_path: Path, in_each: bool) -> None:
+    run = traced(tmp_path, partial(marked, 3, in_each=in_each), 20)
+    plain = of_accumulated(tmp_path / "plain", 20, passes=3, in_each=in_each)
+    assert len(np.unique(run.spans.step)) == len(np.unique(plain.spans.step))
+    assert run.facts.marked_passes == 3
+    assert "the optimizer runs once in 3 of the profiler's marks" in (run.facts.remarks or "")
+    for told, known in zip(
+        *(fw.explain(each).account.items() for each in (run, plain)), strict=True
+    ):
+        assert told[1] == pytest.approx(known[1], rel=0.01)
+    asked = MEASURED | {"line_rate": "20Gbps", "bandwidth": "40Gbps"}
+    step_s = fw.whatif(plain, **asked)["step_s"][0]
+    assert fw.whatif(run, **asked)["step_s"][0] == pytest.approx(step_s, rel=0.01)
+
+
+def test_marks_stay_steps_where_each_has_an_optimizer(tmp_path: Path) -> None:
+    run = traced(tmp_path, partial(marked, 3, in_each=True, each_steps=True), 20)
+    assert len(np.unique(run.spans.step)) == 3 * STEPS

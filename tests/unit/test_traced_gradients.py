@@ -21,6 +21,7 @@ from tests.unit.test_kineto import ALL_REDUCE, GEMM, Job, reduced
 
 LAYERS, STEPS, SIZE = 4, 6, 4_000_000
 BACKWARD = "autograd::engine::evaluate_function: AddmmBackward0"
+OPTIMIZER = "Optimizer.step#SGD.step"
 KERNELS = {
     "allreduce": ALL_REDUCE,
     "_allgather_base": "ncclDevKernel_AllGather_RING_LL",
@@ -178,6 +179,9 @@ def played(parts: Iterator[Part], rate_gbps: float, job: Job | None = None) -> f
                 if job is not None:
                     job.step(count, began, now)
                 began, count = now, count + 1
+            elif part[0] == "optimizer":
+                if job is not None:
+                    job.event("user_annotation", OPTIMIZER, launch, launch + 0.5, tid=1)
             elif part[0] == "wait":
                 now = max(now, over[part[1]])
             elif part[0] == "rest":

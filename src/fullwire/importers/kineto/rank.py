@@ -117,6 +117,11 @@ def read_rank(trace: Trace, pattern: re.Pattern[str] | None) -> tuple[Outline, T
             "no launch is in the trace, so the device's work is cut at the "
             "processor's marks of steps, which it may lag behind"
         )
+    if steps.marks > 1:
+        remarks.append(
+            f"the optimizer runs once in {steps.marks} of the profiler's marks, so a step is that "
+            "many of them"
+        )
     devices = set(trace.work["device"].tolist())
     if len(devices) > 1:
         remarks.append(f"it used {len(devices)} devices, which are taken for one")
