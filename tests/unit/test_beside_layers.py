@@ -13,6 +13,7 @@ import pytest
 import fullwire as fw
 from fullwire.importers import read
 from fullwire.run.run import Provenance, Run
+from fullwire.simulation.beside_layers import Course
 from fullwire.simulation.typical import typical_step
 from tests.unit.test_kineto import GEMM, Job, reduced
 from tests.unit.test_traced_gradients import (
@@ -241,7 +242,7 @@ def hybrid() -> Iterator[Part]:
 
 def test_a_sum_of_shards_waits_for_the_scatter_that_it_adds_up(tmp_path: Path) -> None:
     others = typical_step(traced(tmp_path, hybrid)).others
-    assert others.course is not None
+    assert isinstance(others.course, Course)
     issued = {place: share for share, place, is_needed in others.course.events if not is_needed}
     scatters = [issued[place] for place, op in enumerate(others.op) if op == "reducescatter"]
     assert [issued[place] for place, op in enumerate(others.op) if op == "allreduce"] == scatters
@@ -289,7 +290,7 @@ def test_the_course_of_some_collectives_leaves_out_the_events_of_others(tmp_path
     assert others.course is not None
     last = len(others.op) - 1
     joined = others.joined([last - 1, last])
-    assert joined.course is not None
+    assert isinstance(joined.course, Course)
     assert {place for _, place, _ in joined.course.events} == set(range(last))
     each_s = [np.array(1e-4)] * last
     assert joined.course.stalled_s(each_s, 1e-3) >= 0

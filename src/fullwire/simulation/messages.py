@@ -375,7 +375,8 @@ class Messages:
             # The slowest rank's own time; the rests in it have been counted with these collectives.
             late_ns = np.reshape(self.subject.step.waiting_ns, (-1, 1, 1))
             own_s = (self.subject.step.step_ns + others.rest_ns + late_ns) * 1e-9
-            return others.course.stalled_s(each_s, own_s) + others.rest_ns * 1e-9, total_s
+            exposed_s = others.course.stalled_s(each_s, own_s) + others.rest_ns * 1e-9
+            return exposed_s, np.maximum(total_s, exposed_s)
         hidden_s = np.maximum(others.total_ns - others.exposed_ns, 0) * 1e-9
         share = others.exposed_ns / max(others.total_ns, 1)
         return np.asarray(np.maximum(share * total_s, total_s - hidden_s)), total_s

@@ -140,7 +140,7 @@ def _shared_steps(run: Run, marks: Spans, backwards: Spans) -> tuple[Whole, Whol
         for key, count in counts[0].items()
         if count == counts[1].get(key, 0) == 1 and counts[2].get(key, 0) == usual
     ]
-    if not whole or not (usual or groups.splits_layers(run, backwards)):
+    if not whole or not (usual or groups.splits_model(run, backwards)):
         rank, number = next(iter(counts[0]))
         backward, gradients = counts[1].get((rank, number), 0), counts[2].get((rank, number), 0)
         _refuse(

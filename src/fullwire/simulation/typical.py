@@ -31,9 +31,9 @@ from fullwire.run.intervals import covered_ns
 from fullwire.run.kinds import EARLIER, kinds_of
 from fullwire.run.placement import ranks_per_processor
 from fullwire.run.processors import own_work_s
-from fullwire.run.run import Collectives, Run, Whole
+from fullwire.run.run import Collectives, Run, Spans, Whole
 from fullwire.run.usual import local_steps_of, means_of_rounds, shared_steps
-from fullwire.simulation.beside_layers import course_of
+from fullwire.simulation.beside_layers import Course, Stages, course_of, stages_of
 from fullwire.simulation.between_passes import Meetings, meetings_of, without_waits
 from fullwire.simulation.groups import (
     AS_MANY,
@@ -43,6 +43,7 @@ from fullwire.simulation.groups import (
     are_buckets,
     calling_ns_of,
     exposed_by_rank,
+    is_pipeline,
     members_of,
     shows_devices,
     summing_group,
@@ -209,7 +210,8 @@ def _communication(run: Run, table: Steps, workers: int, sends: Sending) -> _Sen
     np.maximum.at(none, tuple(axis[is_bucket] for axis in place), rows.end_ns[is_bucket])
     members = members_of(run)
     among = [members[name] for name in set(rows.group[is_bucket].astype(str).tolist())]
-    exposed_ns = exposed_by_rank(run, rows, table.ranks, table.numbers[table.looked_at])
+    numbers, apart = table.numbers[table.looked_at], (rows.rows(~is_bucket), rows.rows(is_bucket))
+    exposed_ns = exposed_by_rank(run, *apart, table.ranks, numbers)
     rank = table.ranks[np.argmin(exposed_ns)]  # all ranks wait for this one
     others = _others(run, rows, is_bucket, table, members, rank)
     more_ns = (exposed_ns - exposed_ns.min())[:, None] if others.course is not None else 0
@@ -313,8 +315,8 @@ def _others(
     members: Mapping[str, int],
     rank: int,
 ) -> Others:
-    buckets = rows.rows((rows.rank == rank) & is_bucket)
-    rows = rows.rows((rows.rank == rank) & ~is_bucket)
+    of_all, all_buckets = rows.rows(~is_bucket), rows.rows(is_bucket)
+    buckets, rows = (each.rows(each.rank == rank) for each in (all_buckets, of_all))
     if not len(rows):
         return Others()
     spans = run.spans.rows(run.spans.rank == rank)
@@ -325,23 +327,14 @@ def _others(
     usual = rows.rows(rows.step == table.numbers[middle])
     if not len(usual):  # only unusual steps have some, as where a bucket left late
         return Others()
-    place = np.searchsorted(table.ranks, rank), middle
+    place = int(np.searchsorted(table.ranks, rank)), middle
     length_ns = (table.end_ns - table.start_ns)[place[0]]
     own_ns, hidden_ns, calling_ns = [], [], []
     for number, took_ns in zip(
         table.numbers[table.looked_at], length_ns[table.looked_at], strict=True
     ):
         here, during = rows.rows(rows.step == number), spans.rows(spans.step == number)
-        beside = buckets.rows(buckets.step == number)
-        # How long they went on while no computation ran, or were waited for amidst computation.
-        # Time beside buckets belongs to the buckets.
-        is_wait = (during.lane == "communication") & (during.name == "wait")
-        computing, waits = during.rows((during.lane == "compute") | is_wait), during.rows(is_wait)
-        issued, waiting = (here.issue_ns, here.end_ns), (waits.start_ns, waits.end_ns)
-        busy = _both((computing.start_ns, computing.end_ns), (beside.issue_ns, beside.end_ns))
-        beside_none_ns = covered_ns(*_both(issued, busy)) - covered_ns(*busy)
-        waited_for_ns = covered_ns(*issued) - covered_ns(*_both(issued, waiting))
-        exposed_ns = beside_none_ns + waited_for_ns + covered_ns(*waiting)
+        exposed_ns = _exposed_ns(here, during, buckets.rows(buckets.step == number))
         own_ns.append(took_ns - exposed_ns)
         hidden_ns.append(int((here.end_ns - here.start_ns).sum()) - exposed_ns)
         calling_ns.append(calling_ns_of(here, during))
@@ -359,7 +352,6 @@ def _others(
     is_one_pass = not (spans.name[spans.step == table.numbers[middle]] == EARLIER).any()
     in_pass = usual.bytes[usual.issue_ns > table.backward_ns[place]].sum()
     of_more = is_one_pass and in_pass > TIMES_GRADIENTS * table.bytes.sum()
-    of_step_ns = int(table.start_ns[place]), int(table.end_ns[place])
     growing, adds_up = None, False
     if sum_gradients and not by_hand:
         sums = usual.rows(is_sum & (usual.issue_ns >= table.backward_ns[place]))
@@ -381,10 +373,57 @@ def _others(
         are_of_more=sum_gradients and by_hand and bool(of_more),
         sum_gradients=sum_gradients and not by_hand,
         adds_up_shards=adds_up,
-        course=course_of(run, usual, of_step_ns, int(table.computed_ns[place]))
-        if sum_gradients and not by_hand and shows_devices(run)
-        else None,
+        course=_course(
+            run,
+            (of_all, all_buckets),
+            usual,
+            table,
+            place,
+            are_shards=sum_gradients and not by_hand,
+        ),
     )
+
+
+def _exposed_ns(here: Collectives, during: Spans, beside: Collectives) -> int:
+    """Return how long a step's collectives went on while no computation ran, or were waited for.
+
+    Computation may wait for them amidst it. Time beside buckets belongs to the buckets.
+    """
+    is_wait = (during.lane == "communication") & (during.name == "wait")
+    computing, waits = during.rows((during.lane == "compute") | is_wait), during.rows(is_wait)
+    issued, waiting = (here.issue_ns, here.end_ns), (waits.start_ns, waits.end_ns)
+    busy = _both((computing.start_ns, computing.end_ns), (beside.issue_ns, beside.end_ns))
+    beside_none_ns = covered_ns(*_both(issued, busy)) - covered_ns(*busy)
+    waited_for_ns = covered_ns(*issued) - covered_ns(*_both(issued, waiting))
+    return beside_none_ns + waited_for_ns + covered_ns(*waiting)
+
+
+def _course(
+    run: Run,
+    of_all: tuple[Collectives, Collectives],
+    usual: Collectives,
+    table: Steps,
+    place: tuple[int, int],
+    *,
+    are_shards: bool,
+) -> Course | Stages | None:
+    """Return the course of a step's collectives on devices, if shards or stages go so.
+
+    - `of_all`: the collectives of all ranks and steps, and the buckets apart.
+    - `usual`: those of the rank and the step at this place of the table.
+    """
+    if is_pipeline(run, usual):
+        step = table.numbers[place[1]]
+        moments = (each[:, place[1]].tolist() for each in (table.start_ns, table.end_ns))
+        others, buckets = (each.rows(each.step == step) for each in of_all)
+        steps_ns = dict(zip(table.ranks.tolist(), zip(*moments, strict=True), strict=True))
+        stages = stages_of(run, others, buckets, int(usual.rank[0]), steps_ns)
+        if stages is not None:
+            return stages
+    if not are_shards or not shows_devices(run):
+        return None
+    of_step_ns = int(table.start_ns[place]), int(table.end_ns[place])
+    return course_of(run, usual, of_step_ns, int(table.computed_ns[place]))
 
 
 def _both(first: tuple[Whole, Whole], second: tuple[Whole, Whole]) -> tuple[Whole, Whole]:

@@ -19,7 +19,7 @@ from fullwire.importers.kineto.scan import ABSENT, Columns, Trace, last_around
 from fullwire.importers.kineto.steps import Launched, Steps, passes_of_work
 from fullwire.run.kinds import EARLIER, LAST
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Gradients, Spans, Text, Whole
-from fullwire.run.split_layers import are_of_split_layers
+from fullwire.run.split_layers import LEAST_BYTES, are_of_split_layers
 
 # Libraries whose marks last as long as the collective; NCCL's last as long as its launch.
 _TIMED_LIBRARIES = ("gloo:", "mpi:", "ucc:", "fullwire:")
@@ -401,6 +401,11 @@ def sent_backward(
         of_layers = set(found.group[is_layers & is_scatter].tolist())
         is_layers |= is_scatter & np.array([name in of_layers for name in found.group], bool)
         is_sum &= ~is_layers
+        # A norm or a loss that is summed after the pass waits for the gradients, and is none. In a
+        # tiny model it may be one, but not where a stage of a pipeline has nothing else to sum.
+        is_word = is_sum & (found.bytes < LEAST_BYTES) & (issued_ns > launches[1][place])
+        if (is_sum & ~is_word).any() or np.isin(found.op, ("send", "recv")).any():
+            is_sum &= ~is_word
     is_bucket = is_sum & (found.op == "allreduce")
     is_sharded = are_scattered(found, is_bucket, is_sum & ~is_bucket)
     rows = np.flatnonzero(is_sum & ~is_bucket if is_sharded else is_bucket)
