@@ -309,3 +309,22 @@ def test_a_rank_without_computing_paces_no_others(tmp_path: Path) -> None:
     spans = run.spans.rows((run.spans.rank == 0) | (run.spans.lane == "host"))
     step = typical_step(dataclasses.replace(run, spans=spans))
     assert step.others.exposed_ns == typical_step(of_one_rank(run)).others.exposed_ns
+
+
+@pytest.mark.parametrize(("parts", "recorded_gbps"), [(sharded, 60), (gathered_late, 100)])
+def test_a_written_prediction_of_shards_predicts_as_the_trace_does(
+    tmp_path: Path, parts: Any, recorded_gbps: int
+) -> None:
+    run = traced(tmp_path, parts, recorded_gbps)
+    line, rates = f"{recorded_gbps}Gbps", ["25Gbps", "100Gbps", "200Gbps", "400Gbps"]
+    direct = fw.whatif(run, line_rate=line, bandwidth=rates, transport="full")
+    for transport in ("measured", "full"):
+        written = fw.replay(run, line_rate=line, bandwidth="100Gbps", transport=transport)
+        again = fw.whatif(written, bandwidth=rates, transport="full")
+        assert again["step_s"].tolist() == pytest.approx(direct["step_s"].tolist(), rel=0.03)
+        [step_s] = fw.whatif(run, line_rate=line, bandwidth="100Gbps", transport=transport)[
+            "step_s"
+        ].tolist()
+        found = fw.explain(written)
+        assert found.step_s == pytest.approx(step_s)
+        assert found.baseline_step_s == pytest.approx(direct["baseline_step_s"][0], rel=0.01)

@@ -18,7 +18,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,15 @@ _Table = TypeVar("_Table", Spans, Gradients)
 _BEFORE, _NEEDED, _AFTER = range(3)  # the order of events at the same place of the computing
 _COME, _LAST = 0, 2  # events of stages, beside _NEEDED
 _TRANSFERS = ("send", "recv")
+
+
+class Played(NamedTuple):
+    """A step's own time with collectives beside it."""
+
+    stalled_s: Floats
+    come_s: dict[int, Floats]  # when each was ready for the line, by its place
+    end_s: dict[int, Floats]
+    waits_s: tuple[tuple[Floats | float, Floats], ...]  # after how much own time, and how long
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -56,16 +65,24 @@ class Course:
 
     def stalled_s(self, each_s: Sequence[Floats], own_s: float | Floats) -> Floats:
         """Return how long computing waits for collectives that take these times."""
+        return self.played(each_s, own_s).stalled_s
+
+    def played(self, each_s: Sequence[Floats], own_s: float | Floats) -> Played:
+        """Play collectives that take these times beside a step's own time."""
         stalled_s: Floats = np.zeros(())
+        come_s: dict[int, Floats] = {}
+        waits_s: list[tuple[Floats | float, Floats]] = []
         free_s: Floats = np.zeros(())
         end_s: dict[int, Floats] = {}
         for share, place, is_needed in self.events:
             now_s = share * own_s + stalled_s
             if is_needed:
-                stalled_s = stalled_s + np.maximum(end_s[place] - now_s, 0.0)
+                waits_s.append((share * own_s, np.maximum(end_s[place] - now_s, 0.0)))
+                stalled_s = stalled_s + waits_s[-1][1]
             else:
+                come_s[place] = now_s
                 free_s = end_s[place] = np.maximum(free_s, now_s) + each_s[place]
-        return stalled_s
+        return Played(stalled_s, come_s, end_s, tuple(waits_s))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

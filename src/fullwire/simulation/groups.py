@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fullwire.collectives.closed_form import sent_as
 from fullwire.run.intervals import covered_ns
+from fullwire.run.kinds import LAYERS
 from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Spans, Whole
 from fullwire.run.split_layers import are_of_split_layers
@@ -196,8 +197,12 @@ def calling_ns_of(rows: Collectives, spans: Spans) -> int:
 
 
 def shows_devices(run: Run) -> bool:
-    """Say whether a run has the devices' own times of computing and collectives, as a trace has."""
-    return run.provenance.origin == "imported" and not sums_on_processors(run)
+    """Say whether a run has the devices' own times of computing and collectives, as a trace has.
+
+    So has a step of shards that was simulated from one.
+    """
+    is_of_trace = run.provenance.origin == "imported" or (run.spans.name == LAYERS).any()
+    return bool(is_of_trace) and not sums_on_processors(run)
 
 
 def is_pipeline(run: Run, rows: Collectives) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,6 +35,7 @@ from fullwire.simulation.schedule import (
     grouped,
     priority_overhead_s,
     priority_timeline,
+    running_sum,
     timeline_of,
     with_gradients_spread,
 )
@@ -398,6 +399,14 @@ class Messages:
                 line_s = line_s * (1 + transport.gathers_late * other.halves[chosen, None, None])
             yield other, transport.message_s(line_s, wire_bits / 8, hops, crowd)
 
+    def each_instead_s(self, rate_bps: Floats, transport: Transport) -> Floats:
+        """Return the times of the collectives that go in place of gradients, at one point."""
+        of_kind = {
+            other.kind: float(each_s[0, 0, 0])
+            for other, each_s in self._each_other_s(slice(None), rate_bps, transport)
+        }
+        return np.array([of_kind[kind] for kind in self.subject.step.others.kinds])
+
     def instead_timeline(self, rate_bps: Floats, transport: Transport) -> Timeline:
         """Return when the collectives that go in place of gradients are on the lane, at one point.
 
@@ -405,12 +414,7 @@ class Messages:
         as they are exposed. More of them than fit before that went at once, and so they do here.
         """
         step, whole = self.subject.step, slice(None)
-        of_kind = {
-            other.kind: float(each_s[0, 0, 0])
-            for other, each_s in self._each_other_s(whole, rate_bps, transport)
-        }
-        others = step.others
-        each_s = np.array([of_kind[kind] for kind in others.kinds])
+        each_s = self.each_instead_s(rate_bps, transport)
         exposed_s, total_s = (
             float(of_all[0, 0, 0]) for of_all in self._others_s(whole, rate_bps, transport)
         )
@@ -589,11 +593,3 @@ def _others(
             if on_links is None
             else tuple((Routed(on_links.recorded(op, among), float(size)),) for among in workers),
         )
-
-
-def running_sum(terms: Iterable[Floats]) -> Floats:
-    """Add up in order, so that the digits do not depend on the number of points."""
-    total: Floats = np.zeros(())
-    for term in terms:
-        total = total + term
-    return total

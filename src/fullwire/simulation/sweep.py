@@ -21,8 +21,9 @@ from fullwire.collectives.cost import Floats
 from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
 from fullwire.run.facts import Facts
-from fullwire.run.kinds import EARLIER, EARLIER_FORWARD, LAST
+from fullwire.run.kinds import EARLIER, EARLIER_FORWARD, LAST, LAYERS
 from fullwire.run.run import SLOWED, Collectives, Gradients, Lane, Provenance, Run, Spans, Whole
+from fullwire.simulation.beside_layers import Course
 from fullwire.simulation.grid import (
     AXES,
     BUCKET,
@@ -42,6 +43,7 @@ from fullwire.simulation.schedule import (
     meetings_s,
     priority_timeline,
     timeline_of,
+    with_shards,
 )
 from fullwire.simulation.stacked import StackedStep, stacks
 from fullwire.simulation.step import Step
@@ -249,9 +251,14 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
     messages = messages_of(subject, policy, algorithm, latency_s, point)
     asked = slice(None), np.array([[[rate_bps]]]), transport, np.array([[[compressor.ratio]]])
     step = subject.step
-    if step.sends_no_buckets:
+    exposed = messages.exposed(*asked)
+    overhead_s, unexplained_s, late_s = _parts_of_overhead_s(messages, exposed, transport, jitter)
+    course, conditions, layers = step.others.course, Facts(), list[tuple[int, int]]()
+    if isinstance(course, Course) and workers > 1:
+        each_s = messages.each_instead_s(asked[1], transport)
+        step, timeline, layers = with_shards(step, course, each_s, overhead_s - late_s)
+    elif step.sends_no_buckets:
         timeline = messages.instead_timeline(asked[1], transport)
-        conditions = Facts()
     else:
         on_lane = fifo_timeline if point.lane == "fifo" else priority_timeline
         costs_s = [each_s[0, 0, 0] for each_s in messages.cost_s(*asked)]
@@ -265,18 +272,17 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
     below, above = step.alone_off
     if below or above:  # T1 is as unsure as in the run that the step is from
         conditions |= Facts(alone_less_share=below, alone_more_share=above)
-    exposed = messages.exposed(*asked)
-    overhead_s, unexplained_s, late_s = _parts_of_overhead_s(messages, exposed, transport, jitter)
     others_s = 0.0 if step.sends_no_buckets else float(np.max(exposed.by_others_s))
     others_ns = _whole_ns(others_s)
     is_alone = workers == 1
-    length_ns = step.alone_ns + _whole_ns(overhead_s)
+    length_ns = subject.step.alone_ns + _whole_ns(overhead_s)
     step, ready_ns = _with_waits(step, messages, None if is_alone else timeline)
     if not is_alone:
         beyond_ns = length_ns - step.alone_ns - min(step.crowded_ns, step.computing_ns)
         room_ns = beyond_ns - _whole_ns(late_s) - _after_computing_ns(step, timeline) - others_ns
         longer_s = min(unexplained_s, max(room_ns - step.packing_ns, 0) * 1e-9)
         timeline = _with_unexplained(timeline, step.backward_ns * 1e-9, longer_s)
+    sent = None if is_alone else timeline
     first = np.zeros(len(step.bytes), np.int64)  # the only step, of the only rank
     where = point.cluster
     description = None
@@ -297,11 +303,10 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
             transport=str(transport),
             cluster=description,
             gradient_unit=None if subject.has_parameters else BUCKET,
+            marked_passes=round(subject.passes) if layers else None,
         )
         | conditions,
-        spans=_spans(
-            step, length_ns, None if is_alone else timeline, others_ns, round(subject.passes)
-        ),
+        spans=_spans(step, length_ns, sent, others_ns, layers or round(subject.passes)),
         gradients=Gradients(
             rank=first,
             step=first,
@@ -309,9 +314,7 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
             bytes=step.bytes,
             ready_ns=step.forward_ns + step.ready_ns,
         ),
-        collectives=Collectives.empty()
-        if is_alone
-        else _collectives(step, messages, timeline, ready_ns),
+        collectives=_collectives(step, messages, sent, ready_ns),
     )
 
 
@@ -323,10 +326,10 @@ def _with_waits(step: Step, messages: Messages, timeline: Timeline | None) -> tu
     of_gradients, before_ns, meetings = step.ready_ns.copy(), 0, []
     ready_ns = ready_ns.copy()
     counts = [count for count, _ in meetings_s(messages.subject.step, messages.buckets)]
-    for meeting, count, wait_ns in zip(step.meetings, counts, waits_ns, strict=True):
-        of_gradients[meeting.gradients :] += wait_ns
+    for each, count, wait_ns in zip(step.meetings, counts, waits_ns, strict=True):
+        of_gradients[each.gradients :] += wait_ns
         ready_ns[count:] += wait_ns
-        meetings.append(meeting._replace(after_ns=meeting.after_ns + before_ns))
+        meetings.append(each._replace(after_ns=each.after_ns + before_ns))
         before_ns += wait_ns
     waiting = replace(
         step,
@@ -391,7 +394,11 @@ def _with_unexplained(timeline: Timeline, from_s: float, longer_s: float) -> Tim
 
 
 def _spans(
-    step: Step, length_ns: int, timeline: Timeline | None, others_ns: int, passes: int
+    step: Step,
+    length_ns: int,
+    timeline: Timeline | None,
+    others_ns: int,
+    passes: int | Sequence[tuple[int, int]],
 ) -> Spans:
     """Lay the step out from time 0: forward, backward, and the messages beside and after it.
 
@@ -403,8 +410,13 @@ def _spans(
     _, after_ns = step.parts_of_host_ns
     rows: list[tuple[Lane, str, int, int]] = [
         ("host", "step", 0, length_ns),
-        *_passes(step, passes, _waits_ns(timeline)),
     ]
+    if isinstance(passes, int):
+        rows += _passes(step, passes, _waits_ns(timeline))
+    else:  # computing between waits for shards
+        rows.append(("host", LAST, begin_ns, backward_end_ns))
+        rows += [("compute", LAYERS, *ends) for ends in passes]
+
     if rest_ns > 0:
         rows.append(("compute", "optimizer", length_ns - rest_ns, length_ns - after_ns))
     if step.input_ns > 0:
@@ -443,8 +455,8 @@ def _passes(
         begin_ns, computed_ns = step.forward_ns, step.forward_ns + step.backward_ns
         yield "host", LAST, begin_ns, computed_ns
         none = [0] * len(step.meetings)
-        for meeting, wait_ns in zip(step.meetings, waits_ns or none, strict=True):
-            end_ns = step.forward_ns + meeting.after_ns
+        for each, wait_ns in zip(step.meetings, waits_ns or none, strict=True):
+            end_ns = step.forward_ns + each.after_ns
             yield "host", EARLIER, begin_ns, end_ns
             yield "compute", EARLIER, begin_ns, end_ns
             begin_ns = end_ns + wait_ns
@@ -507,8 +519,10 @@ def _on_the_lane(timeline: Timeline | None) -> tuple[list[float], list[float]]:
 
 
 def _collectives(
-    step: Step, messages: Messages, timeline: Timeline, ready_ns: Whole
+    step: Step, messages: Messages, timeline: Timeline | None, ready_ns: Whole
 ) -> Collectives:
+    if timeline is None:
+        return Collectives.empty()
     starts, ends = _on_the_lane(timeline)
     count = len(starts)
     start_ns = step.forward_ns + np.array([_whole_ns(start_s) for start_s in starts])
