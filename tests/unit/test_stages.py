@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import fullwire as fw
+from fullwire.errors import UsageError
 from fullwire.importers import read
 from fullwire.run.run import Run
 from fullwire.simulation.beside_layers import Stages
@@ -184,3 +185,17 @@ def test_stages_that_wait_for_each_other_are_a_bubble_and_no_late_ranks(tmp_path
     assert found.account["bubble"] > 0.3 * found.step_s
     assert sum(found.account.values()) == pytest.approx(found.step_s)
     assert "straggler" not in {fix.kind for fix in found.fixes}
+
+
+def test_a_written_prediction_of_a_pipeline_has_its_bubble_and_predicts_no_other(
+    tmp_path: Path,
+) -> None:
+    run = Played(100, stages=4, batches=4).traced(tmp_path)
+    asked: dict[str, Any] = {"line_rate": "100Gbps", "bandwidth": "25Gbps", "transport": "full"}
+    written, table = fw.replay(run, **asked), fw.whatif(run, **asked)
+    found = fw.explain(written)
+    assert found.step_s == pytest.approx(table["step_s"][0])
+    assert found.account["bubble"] > 0.1 * found.step_s
+    assert found.account["straggler"] == 0
+    with pytest.raises(UsageError, match="ask the run that it was predicted from"):
+        fw.whatif(written, bandwidth="10Gbps")

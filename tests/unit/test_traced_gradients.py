@@ -448,6 +448,14 @@ def test_a_trace_of_split_layers_without_all_sizes_is_refused(tmp_path: Path) ->
         fw.whatif(read(tmp_path), line_rate="100Gbps", bandwidth="200Gbps")
 
 
+def test_a_written_prediction_without_gradients_predicts_too(tmp_path: Path) -> None:
+    run = traced(tmp_path, split)
+    asked: dict[str, Any] = {"line_rate": "100Gbps", "transport": "full"}
+    written = fw.replay(run, **asked, bandwidth="50Gbps")
+    [step_s] = fw.whatif(written, bandwidth="200Gbps", transport="full")["step_s"].tolist()
+    assert step_s == pytest.approx(played(split(), 200) * 1e-6, rel=0.03)
+
+
 def test_a_grid_of_a_sharded_model_equals_its_points(tmp_path: Path) -> None:
     run = traced(tmp_path, sharded)
     asked: dict[str, Any] = {"line_rate": "100Gbps", "transport": "measured"}

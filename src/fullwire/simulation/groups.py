@@ -278,11 +278,13 @@ def splits_model(run: Run, backwards: Spans) -> bool:
     """Return whether a trace shows the sums of layers that are split over ranks, and all sizes.
 
     Or it shows all stages of a pipeline. Such a trace may show no gradients, as each rank keeps its
-    own.
+    own. Neither does a step that was simulated from it.
     """
     rows = run.collectives.rows(run.collectives.step >= 0)
     if is_pipeline(run, rows) and len(np.unique(rows.rank)) == run.facts.workers:
         return True
+    if run.provenance.origin == "simulated":
+        return run.facts.buckets is None and len(rows) > 0
     if run.provenance.origin != "imported" or run.facts.buckets is not None:
         return False
     if (rows.dtype == SIZE_UNKNOWN).any():

@@ -23,7 +23,7 @@ from fullwire.errors import UsageError
 from fullwire.run.facts import Facts
 from fullwire.run.kinds import EARLIER, EARLIER_FORWARD, LAST, LAYERS
 from fullwire.run.run import SLOWED, Collectives, Gradients, Lane, Provenance, Run, Spans, Whole
-from fullwire.simulation.beside_layers import Course
+from fullwire.simulation.beside_layers import Course, Stages
 from fullwire.simulation.grid import (
     AXES,
     BUCKET,
@@ -283,7 +283,8 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
         longer_s = min(unexplained_s, max(room_ns - step.packing_ns, 0) * 1e-9)
         timeline = _with_unexplained(timeline, step.backward_ns * 1e-9, longer_s)
     sent = None if is_alone else timeline
-    first = np.zeros(len(step.bytes), np.int64)  # the only step, of the only rank
+    order = np.flatnonzero(step.bytes)  # one without bytes stands for none
+    first = np.zeros(len(order), np.int64)  # the only step, of the only rank
     where = point.cluster
     description = None
     if where is not None:  # as asked for: the loads of its links follow from it
@@ -310,9 +311,9 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
         gradients=Gradients(
             rank=first,
             step=first,
-            order=np.arange(len(step.bytes)),
-            bytes=step.bytes,
-            ready_ns=step.forward_ns + step.ready_ns,
+            order=order,
+            bytes=step.bytes[order],
+            ready_ns=step.forward_ns + step.ready_ns[order],
         ),
         collectives=_collectives(step, messages, sent, ready_ns),
     )
@@ -507,9 +508,10 @@ def _besides(
     # A wait within the passes is before the first message, beside which it would count as transfer.
     sends_ns = min([computed_ns, *(start_ns for start_ns, _ in sent)])
     within_ns = min(late_ns - after_ns, sends_ns)
+    name = "bubble" if isinstance(step.others.course, Stages) else "wait"
     for time_ns, end_ns in ((after_ns, until_ns), (within_ns, sends_ns)):
         if time_ns > 0:
-            yield "host", "wait", end_ns - time_ns, end_ns
+            yield "host", name, end_ns - time_ns, end_ns
 
 
 def _on_the_lane(timeline: Timeline | None) -> tuple[list[float], list[float]]:

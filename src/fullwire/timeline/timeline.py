@@ -13,6 +13,7 @@ whose transfer cannot be told from waiting counts second, and waiting last.
     ("host", "earlier backward")  one of several before the last
     ("communication", "wait")    blocked on a collective
     ("host", "wait")             waiting for late ranks that are not in the run, as in a simulation
+    ("host", "bubble")           the same for other stages of a pipeline
     ("host", "codec")            a hook that packs or unpacks gradients, also amidst computing
     ("communication", "codec")   packing or unpacking gradients beside it
     ("communication", others)    communication that is in no table of collectives: the part of
@@ -67,6 +68,7 @@ class Kind(IntEnum):
     MARK = 7
     PACKING = 8
     LATE = 9  # other ranks are
+    DRAINED = 10  # a stage of a pipeline is
 
 
 _KIND_OF_LANE = {
@@ -80,6 +82,7 @@ _KIND_OF = {  # lane and name, where the name changes the kind
     ("host", EARLIER): Kind.MARK,
     ("host", "codec"): Kind.PACKING,
     ("host", "wait"): Kind.LATE,
+    ("host", "bubble"): Kind.DRAINED,
     ("communication", "wait"): Kind.BLOCKED,
     ("communication", "codec"): Kind.CODEC,
 }
@@ -269,7 +272,8 @@ def _timeline(
     of_pipeline = transfers.is_of_pipeline[collectives]
     is_between_stages = _covers(moments, issue[of_pipeline], end[of_pipeline])
     is_untold = _covers(moments, *untold) | covered[Kind.SENDING]
-    is_at_work = covered[Kind.COMPUTE] & ~covered[Kind.BLOCKED] & ~covered[Kind.LATE]
+    is_away = covered[Kind.BLOCKED] | covered[Kind.LATE] | covered[Kind.DRAINED]
+    is_at_work = covered[Kind.COMPUTE] & ~is_away
     is_computing = is_at_work & ~covered[Kind.PACKING]
     is_packing = covered[Kind.PACKING] | covered[Kind.CODEC]
     is_communicating = outstanding | covered[Kind.SENDING]
@@ -282,7 +286,7 @@ def _timeline(
             is_at_work,
             is_held_up & (period >= 0),
             is_held_up & is_untold,
-            is_held_up & is_between_stages,
+            (is_held_up & is_between_stages) | covered[Kind.DRAINED],
             (is_held_up & outstanding) | covered[Kind.LATE],
             is_packing,
             covered[Kind.INPUT],
