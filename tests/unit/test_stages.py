@@ -55,6 +55,25 @@ def stage(rank: int, stages: int, batches: int, replicas: int, slower: float) ->
     yield "wait", "norm"
 
 
+def around(rank: int, ranks: int) -> Iterator[Part]:
+    """Yield a step whose keys go around a ring of ranks, each beside the work for those before."""
+    following, before = (rank + 1) % ranks, (rank - 1) % ranks
+    for is_backward in (False, True):
+        long_us = 600 if is_backward else 300
+        for layer in range(3):
+            for turn in range(ranks - 1):
+                own = is_backward, layer, turn
+                yield "send", "send", (*own, "on"), (rank, following), ACTIVATIONS // 2
+                yield "send", "recv", own, (before, rank), ACTIVATIONS // 2
+                yield "work", is_backward, long_us
+                yield "wait", own
+                yield "wait", (*own, "on")
+            yield "work", is_backward, 2 * long_us
+    yield "send", "allreduce", "gradients", tuple(range(ranks)), GRADIENTS
+    yield "wait", "gradients"
+    yield "work", False, 100
+
+
 class Played:
     """The steps of all ranks of a pipeline at a rate, in microseconds."""
 
@@ -66,10 +85,12 @@ class Played:
         batches: int = 8,
         replicas: int = 1,
         slower: float = 1.0,
+        ring: int = 0,
     ) -> None:
-        world = stages * replicas
+        world = ring or stages * replicas
         self.programs = [
-            list(stage(rank, stages, batches, replicas, slower)) for rank in range(world)
+            list(around(rank, ring) if ring else stage(rank, stages, batches, replicas, slower))
+            for rank in range(world)
         ]
         self.rate_gbps, self.now = rate_gbps, [0.0] * world
         self.jobs = [Job(rank, world) for rank in range(world)]
@@ -121,7 +142,9 @@ class Played:
         self, come: dict[int, tuple[float, float, str]], ranks: tuple[int, ...], size: int
     ) -> float:
         begin = {rank: max(at, self.free.get((rank, ranks), 0)) for rank, (at, *_) in come.items()}
-        end = max(begin.values()) + START_US + 8e-3 * size / self.rate_gbps
+        is_sum = any(op == "allreduce" for *_, op in come.values())
+        times = 2 * (len(ranks) - 1) / len(ranks) if is_sum else 1
+        end = max(begin.values()) + START_US + times * 8e-3 * size / self.rate_gbps
         for rank, (_, launch, op) in come.items():
             self.free[rank, ranks] = end
             named = {"Collective name": op, "Group size": len(ranks)}
@@ -166,6 +189,17 @@ def test_the_stages_of_a_pipeline_are_played_together(
         assert table["step_s"][row] == pytest.approx(step_s, rel=0.04)
         low_s, high_s = (ends[row] for ends in table.interval_s)
         assert low_s <= step_s <= high_s < 1.3 * step_s
+
+
+def test_transfers_around_a_ring_are_needed_where_the_next_work_begins(tmp_path: Path) -> None:
+    run = Played(200, ring=4).traced(tmp_path)
+    rates_gbps = (25, 50, 100, 400)
+    asked = MEASURED | {"line_rate": "200Gbps"}
+    table = fw.whatif(run, **asked, bandwidth=[f"{rate}Gbps" for rate in rates_gbps])
+    for row, rate_gbps in enumerate(rates_gbps):
+        step_s = Played(rate_gbps, ring=4).length_us * 1e-6
+        assert table["step_s"][row] == pytest.approx(step_s, rel=0.05)
+        assert table.interval_s[0][row] <= step_s <= table.interval_s[1][row]
 
 
 def test_stages_at_other_speeds_equal_the_points_of_their_grid(tmp_path: Path) -> None:

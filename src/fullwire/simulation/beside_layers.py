@@ -312,10 +312,14 @@ def _events_of_rank(
     end_ns = np.append(rows.end_ns, buckets.end_ns)
     is_awaited = np.append(rows.op == "recv", np.zeros(len(buckets), bool))
     progress, waited_for = _progress(start_ns, end_ns, is_awaited, computing, step_ns[0])
-    over = progress.at(rows.end_ns)
-    needed = np.where(waited_for[: len(rows)] >= 0, waited_for[: len(rows)], over)
-    needed[(rows.op == "send") & (waited_for[: len(rows)] < 0)] = -1
-    come = _come(rows, progress.at(rows.issue_ns), np.unique(needed[rows.op == "recv"]))
+    begun, over = progress.at(rows.issue_ns), progress.at(rows.end_ns)
+    # One that was hidden is needed where the next work begins: there the rank comes to another one.
+    moments = np.append(np.unique(begun), [2**62])
+    following = moments[np.searchsorted(moments, over)]
+    needed = np.where(following < 2**62, following, over)
+    needed[rows.op == "send"] = -1
+    needed = np.where(waited_for[: len(rows)] >= 0, waited_for[: len(rows)], needed)
+    come = _come(rows, begun, np.unique(needed[rows.op == "recv"]))
     events = [(at, _COME, row) for row, at in enumerate(come.tolist())]
     for row in np.flatnonzero(needed >= 0).tolist():
         events.append((max(int(needed[row]), int(come[row])), _NEEDED, row))
