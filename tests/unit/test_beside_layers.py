@@ -13,6 +13,7 @@ import pytest
 import fullwire as fw
 from fullwire.importers import read
 from fullwire.run.run import Provenance, Run
+from fullwire.simulation.beside_layers import Course
 from fullwire.simulation.typical import typical_step
 from tests.unit.test_kineto import GEMM, Job, reduced
 from tests.unit.test_traced_gradients import (
@@ -241,7 +242,7 @@ def hybrid() -> Iterator[Part]:
 
 def test_a_sum_of_shards_waits_for_the_scatter_that_it_adds_up(tmp_path: Path) -> None:
     others = typical_step(traced(tmp_path, hybrid)).others
-    assert others.course is not None
+    assert isinstance(others.course, Course)
     issued = {place: share for share, place, is_needed in others.course.events if not is_needed}
     scatters = [issued[place] for place, op in enumerate(others.op) if op == "reducescatter"]
     assert [issued[place] for place, op in enumerate(others.op) if op == "allreduce"] == scatters
@@ -289,7 +290,7 @@ def test_the_course_of_some_collectives_leaves_out_the_events_of_others(tmp_path
     assert others.course is not None
     last = len(others.op) - 1
     joined = others.joined([last - 1, last])
-    assert joined.course is not None
+    assert isinstance(joined.course, Course)
     assert {place for _, place, _ in joined.course.events} == set(range(last))
     each_s = [np.array(1e-4)] * last
     assert joined.course.stalled_s(each_s, 1e-3) >= 0
@@ -308,3 +309,22 @@ def test_a_rank_without_computing_paces_no_others(tmp_path: Path) -> None:
     spans = run.spans.rows((run.spans.rank == 0) | (run.spans.lane == "host"))
     step = typical_step(dataclasses.replace(run, spans=spans))
     assert step.others.exposed_ns == typical_step(of_one_rank(run)).others.exposed_ns
+
+
+@pytest.mark.parametrize(("parts", "recorded_gbps"), [(sharded, 60), (gathered_late, 100)])
+def test_a_written_prediction_of_shards_predicts_as_the_trace_does(
+    tmp_path: Path, parts: Any, recorded_gbps: int
+) -> None:
+    run = traced(tmp_path, parts, recorded_gbps)
+    line, rates = f"{recorded_gbps}Gbps", ["25Gbps", "100Gbps", "200Gbps", "400Gbps"]
+    direct = fw.whatif(run, line_rate=line, bandwidth=rates, transport="full")
+    for transport in ("measured", "full"):
+        written = fw.replay(run, line_rate=line, bandwidth="100Gbps", transport=transport)
+        again = fw.whatif(written, bandwidth=rates, transport="full")
+        assert again["step_s"].tolist() == pytest.approx(direct["step_s"].tolist(), rel=0.03)
+        [step_s] = fw.whatif(run, line_rate=line, bandwidth="100Gbps", transport=transport)[
+            "step_s"
+        ].tolist()
+        found = fw.explain(written)
+        assert found.step_s == pytest.approx(step_s)
+        assert found.baseline_step_s == pytest.approx(direct["baseline_step_s"][0], rel=0.01)

@@ -21,6 +21,7 @@ from tests.unit.test_kineto import ALL_REDUCE, GEMM, Job, reduced
 
 LAYERS, STEPS, SIZE = 4, 6, 4_000_000
 BACKWARD = "autograd::engine::evaluate_function: AddmmBackward0"
+OPTIMIZER = "Optimizer.step#SGD.step"
 KERNELS = {
     "allreduce": ALL_REDUCE,
     "_allgather_base": "ncclDevKernel_AllGather_RING_LL",
@@ -178,6 +179,9 @@ def played(parts: Iterator[Part], rate_gbps: float, job: Job | None = None) -> f
                 if job is not None:
                     job.step(count, began, now)
                 began, count = now, count + 1
+            elif part[0] == "optimizer":
+                if job is not None:
+                    job.event("user_annotation", OPTIMIZER, launch, launch + 0.5, tid=1)
             elif part[0] == "wait":
                 now = max(now, over[part[1]])
             elif part[0] == "rest":
@@ -442,6 +446,14 @@ def test_a_trace_of_split_layers_without_all_sizes_is_refused(tmp_path: Path) ->
         job.write(tmp_path / f"{rank}.json")
     with pytest.raises(DamagedInput, match="the size is not told"):
         fw.whatif(read(tmp_path), line_rate="100Gbps", bandwidth="200Gbps")
+
+
+def test_a_written_prediction_without_gradients_predicts_too(tmp_path: Path) -> None:
+    run = traced(tmp_path, split)
+    asked: dict[str, Any] = {"line_rate": "100Gbps", "transport": "full"}
+    written = fw.replay(run, **asked, bandwidth="50Gbps")
+    [step_s] = fw.whatif(written, bandwidth="200Gbps", transport="full")["step_s"].tolist()
+    assert step_s == pytest.approx(played(split(), 200) * 1e-6, rel=0.03)
 
 
 def test_a_grid_of_a_sharded_model_equals_its_points(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ from fullwire.simulation.subject import plain_subject, recorded_cluster
 from fullwire.simulation.transport import FullTransport, TableTransport, Transport, full_transport
 from fullwire.simulation.typical import Sending
 from fullwire.timeline.alone import alone_by_account, beside_computing_s
-from fullwire.timeline.passes import passes_of_step
+from fullwire.timeline.passes import passes_in_gradients, passes_of_step
 from fullwire.timeline.timeline import check_collectives
 from fullwire.timeline.utilization import sent_unseen
 from fullwire.units import bits_per_second, count, show_time, shown
@@ -450,13 +450,13 @@ def in_asked_buckets(subjects: Sequence[Subject], grid: Grid) -> list[Subject]:
 
 
 def gradient_bytes(run: Run) -> list[int]:
-    """Return the bytes of the gradients in one step of one rank."""
+    """Return the bytes of the gradients in the last pass of one step of one rank."""
     rows = run.gradients
     if not len(rows):
         return []
     first = rows.rows((rows.rank == rows.rank[0]) & (rows.step == rows.step[0]))
     sizes: list[int] = first.bytes.tolist()
-    return sizes
+    return sizes[len(sizes) - len(sizes) // passes_in_gradients(run) :]
 
 
 def _first(*choices: OneOrMany) -> OneOrMany:

@@ -195,9 +195,8 @@ def _sums_are_known(predictor: Forecaster, axes: Collection[str], *, are_buckets
 
 def _with_one_sum(subject: Subject) -> Subject:
     """Return a subject without the sums of passes before the last: no measured step is like it."""
-    others = subject.step.others.of_the_last_pass()
-    step = replace(subject.step, others=others, measured_ns=None, measured_off=(0.0, 0.0))
-    return replace(subject, step=step)
+    step = subject.step.summed_once()
+    return replace(subject, step=replace(step, measured_ns=None, measured_off=(0.0, 0.0)))
 
 
 def _changes(before: Run, after: Run) -> Iterator[tuple[Finding, tuple[str, Any]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fullwire.errors import UsageError
@@ -26,7 +26,6 @@ from fullwire.units import shown
 if TYPE_CHECKING:
     from fullwire.run.run import Run
     from fullwire.simulation.forecast import Forecast, Forecaster
-    from fullwire.simulation.step import Step
     from fullwire.timeline.account import Account
 
 _MOST = 4096
@@ -96,7 +95,7 @@ class Accumulation(FixKind):
         if not job.sums_early:
             yield from self.by_account(run, account)
             return
-        yield _one_sum(run, passes, job.ask(change=_summed_once))
+        yield _one_sum(run, passes, job.ask(change=lambda step: step.summed_once()))
 
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
         """Subtract the time in which the sums of passes before the last were exposed."""
@@ -208,10 +207,6 @@ def _send_now(model: Any) -> None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad, group=group)
             parameter.grad /= dist.get_world_size(group)
-
-
-def _summed_once(step: Step) -> Step:
-    return replace(step, others=step.others.of_the_last_pass())
 
 
 def _one_sum(run: Run, passes: float, forecast: Forecast) -> OneSumOfDdp:

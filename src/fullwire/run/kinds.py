@@ -43,6 +43,8 @@ _BYTES_DIFFER = 0.05  # of the most bytes of a step: a logged loss makes no kind
 _SHARE_OFF = 0.005  # of all: usual steps of a kind may be so many more or fewer than its share
 LAST, EARLIER = "backward", "earlier backward"  # as the recorder names a step's backward passes
 EARLIER_FORWARD = "earlier forward"
+LAYERS = "layers"  # of a simulated step of shards: computing between waits for them
+LATE_PART = 4  # of a pass: its last bucket leaves no later than that after its end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fullwire.run.run import Text, Whole
 
 _SUMS = ("allreduce", "reducescatter")
-_LEAST_BYTES = 1024  # a loss and a count of tokens are smaller, and are no layer's
+LEAST_BYTES = 1024  # a loss and a count of tokens are smaller, and are no layer's
 
 
 def are_of_split_layers(
@@ -50,7 +50,7 @@ def are_of_split_layers(
     layers = {
         kind
         for kind, steps in Counter(kind for kind, _ in amidst).items()
-        if kind[1] in _SUMS and kind[2] >= _LEAST_BYTES and 2 * steps_before[kind] > steps
+        if kind[1] in _SUMS and kind[2] >= LEAST_BYTES and 2 * steps_before[kind] > steps
         if not as_many or (kind, first[kind]) in with_some
     }
     return np.array([kind in layers for kind in kinds], bool)

@@ -7,13 +7,18 @@ began at once after another collective had waited for the line since the layer b
 
 With these moments a step is played under other conditions. The line carries the collectives one
 after another, as a device gives them to it.
+
+Stages of a pipeline wait for each other's transfers, so their ranks are played together. A transfer
+begins when both of its ranks have come to it, and computing goes on where it waited for one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +31,17 @@ from fullwire.run.usual import MOST_SLOWED
 _SOON_NS = 20_000  # a device goes on so soon after the event that it waited for
 _Table = TypeVar("_Table", Spans, Gradients)
 _BEFORE, _NEEDED, _AFTER = range(3)  # the order of events at the same place of the computing
+_COME, _LAST = 0, 2  # events of stages, beside _NEEDED
+_TRANSFERS = ("send", "recv")
+
+
+class Played(NamedTuple):
+    """A step's own time with collectives beside it."""
+
+    stalled_s: Floats
+    come_s: dict[int, Floats]  # when each was ready for the line, by its place
+    end_s: dict[int, Floats]
+    waits_s: tuple[tuple[Floats | float, Floats], ...]  # after how much own time, and how long
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -49,16 +65,74 @@ class Course:
 
     def stalled_s(self, each_s: Sequence[Floats], own_s: float | Floats) -> Floats:
         """Return how long computing waits for collectives that take these times."""
+        return self.played(each_s, own_s).stalled_s
+
+    def played(self, each_s: Sequence[Floats], own_s: float | Floats) -> Played:
+        """Play collectives that take these times beside a step's own time."""
         stalled_s: Floats = np.zeros(())
+        come_s: dict[int, Floats] = {}
+        waits_s: list[tuple[Floats | float, Floats]] = []
         free_s: Floats = np.zeros(())
         end_s: dict[int, Floats] = {}
         for share, place, is_needed in self.events:
             now_s = share * own_s + stalled_s
             if is_needed:
-                stalled_s = stalled_s + np.maximum(end_s[place] - now_s, 0.0)
+                waits_s.append((share * own_s, np.maximum(end_s[place] - now_s, 0.0)))
+                stalled_s = stalled_s + waits_s[-1][1]
             else:
+                come_s[place] = now_s
                 free_s = end_s[place] = np.maximum(free_s, now_s) + each_s[place]
-        return stalled_s
+        return Played(stalled_s, come_s, end_s, tuple(waits_s))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Stages:
+    """The courses of the ranks of a pipeline, which wait for each other.
+
+    An event is a rank, the share of `own_ns` that it has computed then, a message, and whether a
+    rank has come to it, the last rank has, or computing needs it. A message has its place among the
+    collectives whose times are given, how many times as long it takes, and the lines that carry it.
+    """
+
+    events: tuple[tuple[int, float, int, int], ...]
+    messages: tuple[tuple[int, float, tuple[int, ...]], ...]
+    over: tuple[float, ...]  # by rank, the share of `own_ns` that its step takes
+    own_ns: int  # of the recorded step of the slowest rank: all but the waits
+    untold_slowing: float = 0.0
+
+    def of(self, places: Sequence[int]) -> Stages:
+        """Return the stages where only some of the collectives' times are given, in this order."""
+        new = {place: number for number, place in enumerate(places)}
+        gone = 0, 0.0  # takes no time
+        messages = (
+            (*((new[place], times) if place in new else gone), lines)
+            for place, times, lines in self.messages
+        )
+        return replace(self, messages=tuple(messages))
+
+    def stalled_s(self, each_s: Sequence[Floats], own_s: float | Floats) -> Floats:
+        """Return how much longer the step is than the slowest rank's own time."""
+        stalled_s: list[Floats] = [np.zeros(())] * len(self.over)
+        come_s: dict[int, Floats] = {}
+        end_s: dict[int, Floats] = {}
+        free_s: dict[int, Floats] = {}
+        for rank, share, message, turn in self.events:
+            now_s = share * own_s + stalled_s[rank]
+            if turn == _NEEDED:
+                stalled_s[rank] = stalled_s[rank] + np.maximum(end_s[message] - now_s, 0.0)
+                continue
+            come_s[message] = np.maximum(come_s.get(message, now_s), now_s)
+            if turn == _LAST:
+                place, times, lines = self.messages[message]
+                begun_s = come_s.pop(message)
+                for line in lines:
+                    begun_s = np.maximum(begun_s, free_s.get(line, begun_s))
+                end_s[message] = begun_s + times * each_s[place]
+                free_s |= dict.fromkeys(lines, end_s[message])
+        ended_s = (
+            share * own_s + late_s for share, late_s in zip(self.over, stalled_s, strict=True)
+        )
+        return np.asarray(functools.reduce(np.maximum, ended_s) - own_s)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -137,8 +211,163 @@ def course_of(run: Run, rows: Collectives, step_ns: tuple[int, int], passed_ns: 
         (moment / own_ns, int(order[place]), turn == _NEEDED)
         for moment, turn, _, place in sorted(events)
     )
+    return Course(tuple(course), own_ns, _untold_slowing(run))
+
+
+def _untold_slowing(run: Run) -> float:
     compared = [share for _, share in run.facts.kernels_compared_share or ((0, 1.0),)]
-    return Course(tuple(course), own_ns, (1 - float(np.median(compared))) * (1 - 1 / MOST_SLOWED))
+    return (1 - float(np.median(compared))) * (1 - 1 / MOST_SLOWED)
+
+
+def stages_of(
+    run: Run,
+    rows: Collectives,
+    buckets: Collectives,
+    first: int,
+    steps_ns: Mapping[int, tuple[int, int]],
+) -> Stages | None:
+    """Return the courses of the ranks that make a pipeline with the first one, or None.
+
+    - `rows`: the collectives of a step of all ranks, but for the buckets of gradients. The times of
+      the first rank's are given.
+    - `steps_ns`: when the step of each rank began and ended.
+    """
+    kinds_of_rows = ["transfer" if op in _TRANSFERS else str(op) for op in rows.op]
+    keys = zip(rows.group.astype(str).tolist(), kinds_of_rows, rows.sequence.tolist(), strict=True)
+    number: dict[tuple[str, str, int], int] = {}
+    matched = np.array([number.setdefault(key, len(number)) for key in keys], np.int64)
+    ranks = _of_one_pipeline(rows, matched, first)
+    if len(ranks) < 2 or not set(ranks) <= set(steps_ns):
+        return None
+    kinds = _places_of_kinds(rows, first)
+    of_rank: list[list[tuple[int, int, int]]] = []  # own time, turn, message
+    own_ns = []
+    for rank in ranks:
+        mine = np.flatnonzero(rows.rank == rank)
+        waits = buckets.rows(buckets.rank == rank)
+        events, own = _events_of_rank(run, rows.rows(mine), waits, steps_ns[rank])
+        of_rank.append([(at, turn, int(matched[mine[row]])) for at, turn, row in events])
+        own_ns.append(own)
+    ordered = _in_order(of_rank)
+    if ordered is None:
+        return None
+    most_ns = max(own_ns)
+    line: dict[tuple[int, str], int] = {}
+    messages: list[tuple[int, float, tuple[int, ...]]] = [(0, 0.0, ())] * (int(matched.max()) + 1)
+    for row in np.flatnonzero(np.isin(rows.rank, ranks)).tolist():
+        own = line.setdefault((int(rows.rank[row]), str(rows.group[row])), len(line))
+        place, times = kinds(row)
+        messages[matched[row]] = (place, times, (*messages[matched[row]][2], own))
+    return Stages(
+        events=tuple((rank, at / most_ns, message, turn) for rank, at, message, turn in ordered),
+        messages=tuple(messages),
+        over=tuple(own / most_ns for own in own_ns),
+        own_ns=most_ns,
+        untold_slowing=_untold_slowing(run),
+    )
+
+
+def _of_one_pipeline(rows: Collectives, matched: Whole, first: int) -> list[int]:
+    """Return the ranks that transfers join to the first one, directly or by others."""
+    is_transfer = np.isin(rows.op, _TRANSFERS)
+    ranks = {first}
+    while True:
+        mine = matched[is_transfer & np.isin(rows.rank, list(ranks))]
+        more = set(rows.rank[is_transfer & np.isin(matched, mine)].tolist()) | ranks
+        if more == ranks:
+            return sorted(ranks)
+        ranks = more
+
+
+def _places_of_kinds(rows: Collectives, first: int) -> Callable[[int], tuple[int, float]]:
+    """Return for a row the place of the first rank's most alike, and how many times as long."""
+    given = rows.rows(rows.rank == first)
+    sent = np.array(["send" if op in _TRANSFERS else op for op in given.op], object)
+    known: dict[tuple[str, str, int], tuple[int, float]] = {}
+
+    def place_of(row: int) -> tuple[int, float]:
+        op = "send" if rows.op[row] in _TRANSFERS else str(rows.op[row])
+        key = op, str(rows.group[row]), int(rows.bytes[row])
+        if key not in known:
+            off = np.abs(given.bytes - key[2]) + (sent != op) * 2.0**52 + (given.group != key[1])
+            place = int(np.argmin(off))
+            known[key] = place, key[2] / max(int(given.bytes[place]), 1)
+        return known[key]
+
+    return place_of
+
+
+def _events_of_rank(
+    run: Run, rows: Collectives, buckets: Collectives, step_ns: tuple[int, int]
+) -> tuple[list[tuple[int, int, int]], int]:
+    """Return a rank's events, each with its own time, turn and row, and its own time in the step.
+
+    It waits for buckets too, but only their own replay tells how long.
+    """
+    spans = run.spans
+    computing = spans.rows(
+        (spans.rank == rows.rank[0]) & (spans.step == rows.step[0]) & (spans.lane == "compute")
+    )
+    start_ns = np.append(rows.issue_ns, buckets.issue_ns)
+    end_ns = np.append(rows.end_ns, buckets.end_ns)
+    is_awaited = np.append(rows.op == "recv", np.zeros(len(buckets), bool))
+    progress, waited_for = _progress(start_ns, end_ns, is_awaited, computing, step_ns[0])
+    begun, over = progress.at(rows.issue_ns), progress.at(rows.end_ns)
+    # One that was hidden is needed where the next work begins: there the rank comes to another one.
+    moments = np.append(np.unique(begun), [2**62])
+    following = moments[np.searchsorted(moments, over)]
+    needed = np.where(following < 2**62, following, over)
+    needed[rows.op == "send"] = -1
+    needed = np.where(waited_for[: len(rows)] >= 0, waited_for[: len(rows)], needed)
+    come = _come(rows, begun, np.unique(needed[rows.op == "recv"]))
+    events = [(at, _COME, row) for row, at in enumerate(come.tolist())]
+    for row in np.flatnonzero(needed >= 0).tolist():
+        events.append((max(int(needed[row]), int(come[row])), _NEEDED, row))
+    # A rank comes to all that it can before it waits, in the order of its device.
+    return sorted(events, key=lambda event: event[:2]), int(progress.at(np.array(step_ns[1:]))[0])
+
+
+def _come(rows: Collectives, begun: Whole, needs: Whole) -> Whole:
+    """Return when a rank came to each collective, in its own time.
+
+    A transfer that began as soon as another one had left its line may have waited for that. Then
+    its stage made it before it next needed one, after it had made the one before.
+    """
+    come = begun.copy()
+    before: dict[str, int] = {}
+    for row in np.argsort(rows.issue_ns, kind="stable").tolist():
+        other = before.get(str(rows.group[row]))
+        if rows.op[row] == "send" and other is not None:
+            is_queued = rows.issue_ns[row] <= rows.end_ns[other] + _SOON_NS
+            later = needs[np.searchsorted(needs, come[other], side="right") :]
+            if is_queued and len(later):
+                come[row] = min(begun[row], later[0])
+        before[str(rows.group[row])] = row
+    return come
+
+
+def _in_order(
+    of_rank: Sequence[Sequence[tuple[int, int, int]]],
+) -> list[tuple[int, int, int, int]] | None:
+    """Put the events of all ranks in one order; None where ranks wait for each other forever."""
+    left = Counter(message for events in of_rank for _, turn, message in events if turn == _COME)
+    place, ordered = [0] * len(of_rank), list[tuple[int, int, int, int]]()
+    count = sum(map(len, of_rank))
+    while len(ordered) < count:
+        before = len(ordered)
+        for rank, events in enumerate(of_rank):
+            while place[rank] < len(events):
+                at, turn, message = events[place[rank]]
+                if turn == _NEEDED and left[message]:
+                    break
+                if turn == _COME:
+                    left[message] -= 1
+                    turn = _COME if left[message] else _LAST
+                ordered.append((rank, at, message, turn))
+                place[rank] += 1
+        if len(ordered) == before:
+            return None
+    return ordered
 
 
 def _sources(start_ns: Whole, end_ns: Whole, op: Text) -> dict[int, int]:

@@ -25,31 +25,25 @@ run of any length shows the line and the processors only as they were while it l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fullwire.collectives.closed_form import half_a_part, recorded_cost, sent_as
 from fullwire.collectives.cost import AddTimes, Floats
 from fullwire.errors import UsageError
 from fullwire.run.centre import median_of
-from fullwire.run.intervals import union, within, without
-from fullwire.run.kinds import kinds_of, usual_step_s
+from fullwire.run.kinds import kinds_of
 from fullwire.run.placement import (
     Placement,
     placement_of,
-    ranks_per_processor,
     sums_on_processors,
 )
-from fullwire.run.processors import KERNEL_FACTOR, own_work_s, share_of_others
-from fullwire.run.run import Collectives, Run, Whole
-from fullwire.simulation.groups import members_of
+from fullwire.run.processors import KERNEL_FACTOR, share_of_others
+from fullwire.run.run import Run
+from fullwire.simulation.groups import Held, Period, busy_periods, members_of
 from fullwire.simulation.transport import MeasuredTransport
-
-_Held: TypeAlias = tuple[tuple[str, int, int], ...]  # kind, bytes and ranks of each collective
 
 MUCH_BESIDE = 0.15  # of the processors, in other work: samples and clocks agree to a tenth
 _LEAST_SPREAD = 0.02  # the least spread of an observation
@@ -57,7 +51,6 @@ _START_S = 2e-3  # likewise, in seconds: idle connections take a moment to be up
 # What a period takes longer that is all beside computing, which may have most of the processors: a
 # standard deviation of its logarithm. Chosen on labs of two to four ranks on two processors.
 _BESIDE_COMPUTING = 1.0
-_MOST_PERIODS = 20_000  # used: later ones add little
 _ROUNDS = 40  # of Gauss and Newton: a handful is enough, more cost nothing
 
 
@@ -165,12 +158,12 @@ class Calibration:
 
 def calibrated(runs: Sequence[Run]) -> Calibration:
     """Fit a transport to the collectives of one run, or of several from the same cluster."""
-    by_run: list[tuple[Run, list[_Period]]] = []
+    by_run: list[tuple[Run, list[Period]]] = []
     for run in runs:
         by_run.append((run, []))
         if line_rate_bps(run) is not None and _workers(run) > 1:
             fewest = 1 if _is_played(run) else 2
-            by_run[-1][1].extend(_busy_periods(run, members_of(run), fewest))
+            by_run[-1][1].extend(busy_periods(run, members_of(run), fewest))
     observations = [observation for run, kept in by_run for observation in _observed(run, kept)]
     if not observations:
         names = ", ".join(run.place for run in runs)
@@ -196,7 +189,7 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
     return replace(found, is_played=is_played, wait_s_per_hop=float(np.mean(waits_s)))
 
 
-def _wait_s_per_hop(fitted: Calibration, run: Run, periods: Sequence[_Period]) -> float:
+def _wait_s_per_hop(fitted: Calibration, run: Run, periods: Sequence[Period]) -> float:
     """Return how long messages in a row waited for processors that other programs had, each.
 
     It is what the messages of a step took beyond their fit, which is of medians. A thread waits for
@@ -245,10 +238,10 @@ def _is_played(run: Run) -> bool:
     return run.provenance.origin == "simulated" and run.facts.transport == "measured"
 
 
-def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
+def _observed(run: Run, periods: Sequence[Period]) -> Iterator[Observation]:
     rate_bps, workers = line_rate_bps(run), _workers(run)
     [ranks] = _placement(run).ranks_per_processor([workers]).tolist()
-    alike: dict[_Held, list[_Period]] = defaultdict(list)
+    alike: dict[Held, list[Period]] = defaultdict(list)
     for period in periods:
         alike[period.held].append(period)
     for held, each in alike.items():
@@ -278,7 +271,7 @@ def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
         )
 
 
-def _by_step_s(run: Run, periods: Sequence[_Period]) -> list[float]:
+def _by_step_s(run: Run, periods: Sequence[Period]) -> list[float]:
     """Return how long each step communicates; a kind of steps counts as the mean of all kinds."""
     steps, place = np.unique([period.step for period in periods], return_inverse=True)
     times_s = np.zeros(len(steps))
@@ -306,83 +299,6 @@ def line_rate_bps(run: Run) -> float | None:
     workers = _workers(run)
     usual = [rate_bps] if len(others) != workers else []
     return min([*usual, *(other_bps for _, other_bps in others)])
-
-
-class _Period(NamedTuple):
-    """A time in which some collective was on its way."""
-
-    step: int
-    held: _Held  # in order of size
-    time_s: float
-    beside: float  # share of it in which computing had the processors that messages need
-
-
-def _busy_periods(run: Run, members: Mapping[str, int], fewest: int) -> Iterator[_Period]:
-    """Go through the busy periods of the steps, of collectives of so many ranks or more."""
-    rows = run.collectives.rows(run.collectives.step >= 0)
-    issued_ns, ended_ns, first = _of_all_ranks(rows, fewest)
-    order = np.argsort(issued_ns, kind="stable")[:_MOST_PERIODS]
-    issued_ns, ended_ns, first = issued_ns[order], ended_ns[order], first[order]
-    if not len(order):
-        return
-    reached_ns = np.maximum.accumulate(ended_ns)
-    begins = np.flatnonzero(np.append([True], issued_ns[1:] > reached_ns[:-1]))
-    ends = np.append(begins[1:], len(issued_ns))
-    beside = _share_beside_computing(run, issued_ns[begins], reached_ns[ends - 1])
-    for begin, end, share in zip(begins, ends, beside, strict=True):
-        time_ns = int(reached_ns[end - 1] - issued_ns[begin])
-        held = [
-            (str(rows.op[row]), int(rows.bytes[row]), members[str(rows.group[row])])
-            for row in first[begin:end]
-        ]
-        if time_ns > 0:
-            step = int(rows.step[first[begin]])
-            yield _Period(step, tuple(sorted(held)), time_ns * 1e-9, share)
-
-
-def _share_beside_computing(run: Run, start_ns: Whole, end_ns: Whole) -> list[float]:
-    """Return of each stretch of time the share in which computing had the processors.
-
-    It is the mean of the ranks. A rank that only waits for its accelerator leaves them free.
-    """
-    step_s = usual_step_s(run)
-    if not sums_on_processors(run) or not step_s:
-        return [0.0] * len(start_ns)
-    beside: NDArray[np.float64] = np.zeros(len(start_ns))
-    for rank in (ranks := np.unique(run.spans.rank)):
-        mine = run.spans.rows(run.spans.rank == rank)
-        computing, waits = (mine.rows(mine.lane == lane) for lane in ("compute", "communication"))
-        stretches = without(
-            union(computing.start_ns, computing.end_ns), union(waits.start_ns, waits.end_ns)
-        )
-        beside += within(start_ns, end_ns, stretches) / np.maximum(end_ns - start_ns, 1)
-    busy = min(own_work_s(run) * max(ranks_per_processor(run), 1.0) / step_s, 1.0)
-    return [busy * share / max(len(ranks), 1) for share in beside.tolist()]
-
-
-def _of_all_ranks(rows: Collectives, fewest: int) -> tuple[Whole, Whole, NDArray[np.intp]]:
-    """Bring the ranks' rows of each collective together: last issue, mean end, one of the rows.
-
-    A collective that some rank of its group lacks is left out, because the moment when it could
-    begin is unknown. So is one that the first rank has no part in.
-    """
-    groups = np.unique(rows.group.astype(str), return_inverse=True)[1]
-    # A trace without sequences is numbered by operation. A transfer has a sender and a receiver.
-    ops = np.where(np.isin(rows.op, ("send", "recv")), "sendrecv", rows.op).astype(str)
-    kinds = np.unique(ops, return_inverse=True)[1]
-    order = np.lexsort((rows.rank, rows.sequence, kinds, groups))
-    key = np.stack([groups[order], kinds[order], rows.sequence[order]])
-    begins = np.flatnonzero(np.append([True], (key[:, 1:] != key[:, :-1]).any(axis=0)))
-    if not len(order):
-        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.intp)
-    count = np.diff(np.append(begins, len(order)))
-    issued_ns = np.maximum.reduceat(rows.issue_ns[order], begins)
-    ended_ns = np.add.reduceat(rows.end_ns[order] - issued_ns.repeat(count), begins) // count
-    most = np.zeros(int(groups.max()) + 1, np.int64)
-    np.maximum.at(most, groups[order][begins], count)
-    is_whole = (count == most[groups[order][begins]]) & (count >= fewest)
-    is_whole &= rows.rank[order][begins] == rows.rank.min()
-    return (issued_ns[is_whole], (issued_ns + ended_ns)[is_whole], order[begins][is_whole])
 
 
 def _known_before(runs: Sequence[Run]) -> Iterator[_Known]:
@@ -423,7 +339,7 @@ class _Used:
         return float(np.log(_KERNEL_FACTOR.value * self.processor_s / work_s) / spread)
 
 
-def _used_in(run: Run, periods: Sequence[_Period]) -> _Used | None:
+def _used_in(run: Run, periods: Sequence[Period]) -> _Used | None:
     per_rank, rate_bps = run.facts.communication_processor_s, line_rate_bps(run)
     if run.facts.backend != "gloo" or per_rank is None:
         return None  # other backends poll, and use all the time they get

@@ -126,6 +126,7 @@ def _at_own_work(subject: Subject, speed: float) -> Subject:
             step,
             **{name: round(getattr(step, name) / speed) for name in (*alone, *beside)},
             ready_ns=(step.ready_ns / speed).astype(step.ready_ns.dtype),
+            meetings=step.meetings_after(1 / speed),
             spread=step.spread / speed,
             others=replace(
                 others,

@@ -85,7 +85,10 @@ class Forecaster:
     def sums_early(self) -> bool:
         """Say whether its steps have sums that were issued before their last pass."""
         steps = [kind.step for _, kind in self.subject.kinds] or [self.subject.step]
-        return any(len(step.others.of_the_last_pass().op) < len(step.others.op) for step in steps)
+        return any(
+            step.meetings or len(step.others.of_the_last_pass().op) < len(step.others.op)
+            for step in steps
+        )
 
     def full(self) -> FullTransport:
         """Return the transport that fills the line, except for packet headers."""

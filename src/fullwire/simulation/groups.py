@@ -5,24 +5,28 @@ These are all ranks, or a group such as a model is split over.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.collectives.closed_form import sent_as
-from fullwire.run.intervals import covered_ns
-from fullwire.run.placement import sums_on_processors
+from fullwire.run.intervals import covered_ns, union, within, without
+from fullwire.run.kinds import LAYERS, usual_step_s
+from fullwire.run.placement import ranks_per_processor, sums_on_processors
+from fullwire.run.processors import own_work_s
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Spans, Whole
 from fullwire.run.split_layers import are_of_split_layers
 from fullwire.run.usual import local_steps_of
-from fullwire.simulation.beside_layers import Course
+from fullwire.simulation.beside_layers import Course, Stages
 
 # The bytes of their sums, at most: halves of a float summed as whole ones.
 TIMES_GRADIENTS = 2.1
 AS_MANY = 0.05  # of a step's gradients: sums whose bytes differ by less hold all of them
+_MOST_PERIODS = 20_000  # used: later ones add little
+Held: TypeAlias = tuple[tuple[str, int, int], ...]  # kind, bytes and ranks of each collective
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -43,7 +47,7 @@ class Others:
     are_of_more: bool = False  # these sums, as they have many more bytes than the gradients
     sum_gradients: bool = False  # in another way, as shards are, in place of buckets too
     adds_up_shards: bool = False  # in another group than the one whose scatters make them
-    course: Course | None = None  # on devices, of these ways
+    course: Course | Stages | None = None  # on devices, of these ways
     rest_ns: int = 0  # of the time exposed in a course: rests for another reason than these
 
     @property
@@ -192,27 +196,41 @@ def calling_ns_of(rows: Collectives, spans: Spans) -> int:
 
 
 def shows_devices(run: Run) -> bool:
-    """Say whether a run has the devices' own times of computing and collectives, as a trace has."""
-    return run.provenance.origin == "imported" and not sums_on_processors(run)
+    """Say whether a run has the devices' own times of computing and collectives, as a trace has.
+
+    So has a step of shards that was simulated from one.
+    """
+    is_of_trace = run.provenance.origin == "imported" or (run.spans.name == LAYERS).any()
+    return bool(is_of_trace) and not sums_on_processors(run)
 
 
-def exposed_by_rank(run: Run, rows: Collectives, ranks: Whole, numbers: Whole) -> Whole:
-    """Return by rank how long shards are exposed in a step on devices; all else counts as 0.
+def is_pipeline(run: Run, rows: Collectives) -> bool:
+    """Say whether devices hand these on and take others, as stages of a pipeline do."""
+    return shows_devices(run) and {"send", "recv"} <= set(rows.op.tolist())
 
-    Another rank stands for one without computing, which gets the largest number.
+
+def exposed_by_rank(
+    run: Run, rows: Collectives, buckets: Collectives, ranks: Whole, numbers: Whole
+) -> Whole:
+    """Return by rank how long shards, or a pipeline's, are exposed on devices; else 0.
+
+    Time beside buckets belongs to the buckets. Another rank stands for one without computing, which
+    gets the largest number.
     """
     computing = run.spans.rows(run.spans.lane == "compute")
     has_none = ~np.isin(ranks, computing.rank)
-    if run.facts.buckets is not None or not shows_devices(run):
+    are_shards = run.facts.buckets is None and shows_devices(run)
+    if not (are_shards or is_pipeline(run, rows)):
         return has_none.astype(np.int64)
-    rows = rows.rows(np.isin(rows.step, numbers))
+    rows, buckets = (each.rows(np.isin(each.step, numbers)) for each in (rows, buckets))
     computing = computing.rows(np.isin(computing.step, numbers))
     found = []
     for rank in ranks:
         mine, busy = rows.rows(rows.rank == rank), computing.rows(computing.rank == rank)
-        start_ns = np.append(mine.issue_ns, busy.start_ns)
-        end_ns = np.append(mine.end_ns, busy.end_ns)
-        found.append(covered_ns(start_ns, end_ns) - covered_ns(busy.start_ns, busy.end_ns))
+        sums = buckets.rows(buckets.rank == rank)
+        busy_ns = np.append(busy.start_ns, sums.issue_ns), np.append(busy.end_ns, sums.end_ns)
+        start_ns, end_ns = np.append(mine.issue_ns, busy_ns[0]), np.append(mine.end_ns, busy_ns[1])
+        found.append(covered_ns(start_ns, end_ns) - covered_ns(*busy_ns))
     exposed_ns = np.array(found, np.int64) // max(len(numbers), 1)
     return np.where(has_none, exposed_ns.max(), exposed_ns)
 
@@ -255,12 +273,17 @@ def are_buckets(run: Run, rows: Collectives, is_sum: NDArray[np.bool_]) -> NDArr
     return found
 
 
-def splits_layers(run: Run, backwards: Spans) -> bool:
+def splits_model(run: Run, backwards: Spans) -> bool:
     """Return whether a trace shows the sums of layers that are split over ranks, and all sizes.
 
-    Such a trace may show no gradients, as each rank keeps its own.
+    Or it shows all stages of a pipeline. Such a trace may show no gradients, as each rank keeps its
+    own. Neither does a step that was simulated from it.
     """
     rows = run.collectives.rows(run.collectives.step >= 0)
+    if is_pipeline(run, rows) and len(np.unique(rows.rank)) == run.facts.workers:
+        return True
+    if run.provenance.origin == "simulated":
+        return run.facts.buckets is None and len(rows) > 0
     if run.provenance.origin != "imported" or run.facts.buckets is not None:
         return False
     if (rows.dtype == SIZE_UNKNOWN).any():
@@ -299,3 +322,89 @@ def _are_of_layers(rows: Collectives, backwards: Spans, *, as_many: bool) -> NDA
     is_amidst = ~is_before & (rows.issue_ns <= end_ns)
     which = (rows.group, rows.op, rows.bytes, step)
     return are_of_split_layers(*which, is_before, is_amidst, as_many=as_many)
+
+
+class Period(NamedTuple):
+    """A time in which some collective was on its way."""
+
+    step: int
+    held: Held  # in order of size
+    time_s: float
+    beside: float  # share of it in which computing had the processors that messages need
+
+
+def busy_periods(run: Run, members: Mapping[str, int], fewest: int) -> Iterator[Period]:
+    """Go through the busy periods of the steps, of collectives of so many ranks or more."""
+    rows = run.collectives.rows(run.collectives.step >= 0)
+    issued_ns, ended_ns, first = _of_all_ranks(rows, fewest)
+    order = np.argsort(issued_ns, kind="stable")[:_MOST_PERIODS]
+    issued_ns, ended_ns, first = issued_ns[order], ended_ns[order], first[order]
+    if not len(order):
+        return
+    reached_ns = np.maximum.accumulate(ended_ns)
+    begins = np.flatnonzero(np.append([True], issued_ns[1:] > reached_ns[:-1]))
+    ends = np.append(begins[1:], len(issued_ns))
+    beside = _share_beside_computing(run, issued_ns[begins], reached_ns[ends - 1])
+    for begin, end, share in zip(begins, ends, beside, strict=True):
+        time_ns = int(reached_ns[end - 1] - issued_ns[begin])
+        held = [
+            (str(rows.op[row]), int(rows.bytes[row]), members[str(rows.group[row])])
+            for row in first[begin:end]
+        ]
+        if time_ns > 0:
+            yield Period(int(rows.step[first[begin]]), _one_way(held), time_ns * 1e-9, share)
+
+
+def _share_beside_computing(run: Run, start_ns: Whole, end_ns: Whole) -> list[float]:
+    """Return of each stretch of time the share in which computing had the processors.
+
+    It is the mean of the ranks. A rank that only waits for its accelerator leaves them free.
+    """
+    step_s = usual_step_s(run)
+    if not sums_on_processors(run) or not step_s:
+        return [0.0] * len(start_ns)
+    beside: NDArray[np.float64] = np.zeros(len(start_ns))
+    for rank in (ranks := np.unique(run.spans.rank)):
+        mine = run.spans.rows(run.spans.rank == rank)
+        computing, waits = (mine.rows(mine.lane == lane) for lane in ("compute", "communication"))
+        stretches = without(
+            union(computing.start_ns, computing.end_ns), union(waits.start_ns, waits.end_ns)
+        )
+        beside += within(start_ns, end_ns, stretches) / np.maximum(end_ns - start_ns, 1)
+    busy = min(own_work_s(run) * max(ranks_per_processor(run), 1.0) / step_s, 1.0)
+    return [busy * share / max(len(ranks), 1) for share in beside.tolist()]
+
+
+def _one_way(held: Sequence[tuple[str, int, int]]) -> Held:
+    """Return collectives with the transfers of one direction alone, that with the most bytes.
+
+    A rank's link carries what it sends to a stage beside what another stage sends to it.
+    """
+    sizes = {op: sum(size for name, size, _ in held if name == op) for op in ("recv", "send")}
+    less = min(sizes, key=sizes.__getitem__)
+    return tuple(sorted(each for each in held if each[0] != less or not all(sizes.values())))
+
+
+def _of_all_ranks(rows: Collectives, fewest: int) -> tuple[Whole, Whole, NDArray[np.intp]]:
+    """Bring the ranks' rows of each collective together: last issue, mean end, one of the rows.
+
+    A collective that some rank of its group lacks is left out, because the moment when it could
+    begin is unknown. So is one that the first rank has no part in.
+    """
+    groups = np.unique(rows.group.astype(str), return_inverse=True)[1]
+    # A trace without sequences is numbered by operation. A transfer has a sender and a receiver.
+    ops = np.where(np.isin(rows.op, ("send", "recv")), "sendrecv", rows.op).astype(str)
+    kinds = np.unique(ops, return_inverse=True)[1]
+    order = np.lexsort((rows.rank, rows.sequence, kinds, groups))
+    key = np.stack([groups[order], kinds[order], rows.sequence[order]])
+    begins = np.flatnonzero(np.append([True], (key[:, 1:] != key[:, :-1]).any(axis=0)))
+    if not len(order):
+        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.intp)
+    count = np.diff(np.append(begins, len(order)))
+    issued_ns = np.maximum.reduceat(rows.issue_ns[order], begins)
+    ended_ns = np.add.reduceat(rows.end_ns[order] - issued_ns.repeat(count), begins) // count
+    most = np.zeros(int(groups.max()) + 1, np.int64)
+    np.maximum.at(most, groups[order][begins], count)
+    is_whole = (count == most[groups[order][begins]]) & (count >= fewest)
+    is_whole &= rows.rank[order][begins] == rows.rank.min()
+    return (issued_ns[is_whole], (issued_ns + ended_ns)[is_whole], order[begins][is_whole])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,11 +30,13 @@ from fullwire.simulation.groups import ranks_among
 from fullwire.simulation.on_links import OnLinks, Routed, routed_s
 from fullwire.simulation.schedule import (
     Timeline,
-    fifo_end_and_busy_s,
+    fifo_lane_s,
     fifo_overhead_s,
     grouped,
     priority_overhead_s,
     priority_timeline,
+    running_sum,
+    timeline_of,
     with_gradients_spread,
 )
 from fullwire.simulation.stragglers import AsRecorded, Jitter
@@ -170,12 +172,11 @@ class Messages:
         if is_longer := bool(np.any(longer > 1)):
             cost_s = (each_s / longer for each_s in cost_s)
         if self.lane == "fifo":
-            end_s, busy_s = fifo_end_and_busy_s(self.buckets.ready_ns * 1e-9, cost_s)
-            by_buckets_s = fifo_overhead_s(self.subject.step, end_s)
+            lane = fifo_lane_s(self.subject.step, self.buckets, cost_s)
+            busy_s, by_buckets_s = lane.busy_s, fifo_overhead_s(self.subject.step, lane)
         else:
             costs = list(cost_s)
-            ready_s = [ready_ns * 1e-9 for ready_ns in self.buckets.ready_ns.tolist()]
-            timeline = priority_timeline(ready_s, costs)
+            timeline = timeline_of(self.subject.step, self.buckets, priority_timeline, costs)
             by_buckets_s = priority_overhead_s(self.subject.step, self.buckets, timeline)
             busy_s = running_sum(costs)
         if is_longer:
@@ -381,7 +382,8 @@ class Messages:
             # The slowest rank's own time; the rests in it have been counted with these collectives.
             late_ns = np.reshape(self.subject.step.waiting_ns, (-1, 1, 1))
             own_s = (self.subject.step.step_ns + others.rest_ns + late_ns) * 1e-9
-            return others.course.stalled_s(each_s, own_s) + others.rest_ns * 1e-9, total_s
+            exposed_s = others.course.stalled_s(each_s, own_s) + others.rest_ns * 1e-9
+            return exposed_s, np.maximum(total_s, exposed_s)
         hidden_s = np.maximum(others.total_ns - others.exposed_ns, 0) * 1e-9
         share = others.exposed_ns / max(others.total_ns, 1)
         return np.asarray(np.maximum(share * total_s, total_s - hidden_s)), total_s
@@ -403,6 +405,14 @@ class Messages:
                 line_s = line_s * (1 + transport.gathers_late * other.halves[chosen, None, None])
             yield other, transport.message_s(line_s, wire_bits / 8, hops, crowd)
 
+    def each_instead_s(self, rate_bps: Floats, transport: Transport) -> Floats:
+        """Return the times of the collectives that go in place of gradients, at one point."""
+        of_kind = {
+            other.kind: float(each_s[0, 0, 0])
+            for other, each_s in self._each_other_s(slice(None), rate_bps, transport)
+        }
+        return np.array([of_kind[kind] for kind in self.subject.step.others.kinds])
+
     def instead_timeline(self, rate_bps: Floats, transport: Transport) -> Timeline:
         """Return when the collectives that go in place of gradients are on the lane, at one point.
 
@@ -410,12 +420,7 @@ class Messages:
         as they are exposed. More of them than fit before that went at once, and so they do here.
         """
         step, whole = self.subject.step, slice(None)
-        of_kind = {
-            other.kind: float(each_s[0, 0, 0])
-            for other, each_s in self._each_other_s(whole, rate_bps, transport)
-        }
-        others = step.others
-        each_s = np.array([of_kind[kind] for kind in others.kinds])
+        each_s = self.each_instead_s(rate_bps, transport)
         exposed_s, total_s = (
             float(of_all[0, 0, 0]) for of_all in self._others_s(whole, rate_bps, transport)
         )
@@ -582,11 +587,3 @@ def _others(
             if on_links is None
             else tuple((Routed(on_links.recorded(op, among), float(size)),) for among in workers),
         )
-
-
-def running_sum(terms: Iterable[Floats]) -> Floats:
-    """Add up in order, so that the digits do not depend on the number of points."""
-    total: Floats = np.zeros(())
-    for term in terms:
-        total = total + term
-    return total

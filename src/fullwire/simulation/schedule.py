@@ -15,12 +15,15 @@ same bits as its points asked one at a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from fullwire.collectives.cost import Floats
+from fullwire.simulation.beside_layers import Course
 from fullwire.simulation.buckets import BucketPolicy, Buckets
 from fullwire.simulation.groups import TIMES_GRADIENTS, Others
 from fullwire.simulation.stacked import StackedStep
@@ -35,6 +38,7 @@ class Timeline:
 
     start_s: list[Floats]
     end_s: list[Floats]
+    waits_s: tuple[Floats, ...] = ()  # of computing, at each meeting of passes
 
 
 def grouped(step: Step, policy: BucketPolicy) -> Buckets:
@@ -55,11 +59,37 @@ def grouped(step: Step, policy: BucketPolicy) -> Buckets:
             np.array(step.others.bytes, np.int64),
             np.maximum.accumulate(issue_ns),
         )
-    buckets = policy.group(step.ready_ns, step.bytes)
+    buckets = _by_pass(step, policy) if step.meetings else policy.group(step.ready_ns, step.bytes)
     if step.sent_share == 1:
         return buckets
     sent_bytes = np.ceil(buckets.bytes * step.sent_share).astype(np.int64)
     return replace(buckets, bytes=sent_bytes)
+
+
+def _by_pass(step: Step, policy: BucketPolicy) -> Buckets:
+    """Group the gradients of each pass by themselves: a pass sends all of its own."""
+    ends = [(each.gradients, each.after_ns) for each in step.meetings]
+    found, first, since_ns = [], 0, 0
+    for last, after_ns in [*ends, (len(step.bytes), step.backward_ns)]:
+        if last > first:
+            ready_ns = np.maximum(step.ready_ns[first:last] - since_ns, 0)
+            of_pass = policy.group(ready_ns, step.bytes[first:last])
+            found.append(replace(of_pass, ready_ns=of_pass.ready_ns + since_ns))
+        first, since_ns = last, after_ns
+    counts, sizes, ready = (
+        np.concatenate([getattr(each, name) for each in found])
+        for name in ("gradient_count", "bytes", "ready_ns")
+    )
+    return Buckets(counts, sizes, ready)
+
+
+def meetings_s(step: Step, buckets: Buckets) -> tuple[tuple[int, float], ...]:
+    """Return for each meeting of passes the messages before it, and its time without waits."""
+    closed = np.cumsum(buckets.gradient_count)
+    return tuple(
+        (int(np.searchsorted(closed, each.gradients)) + 1, each.after_ns * 1e-9)
+        for each in step.meetings
+    )
 
 
 def with_gradients_spread(step: Step) -> Step:
@@ -74,8 +104,10 @@ def with_gradients_spread(step: Step) -> Step:
     count, size = pieces[bucket], step.bytes[bucket]
     since_ns = np.append([0], step.ready_ns[:-1])[bucket]
     took_ns = step.ready_ns[bucket] - since_ns
+    before = np.append([0], np.cumsum(pieces)).tolist()
     return replace(
         step,
+        meetings=tuple(each._replace(gradients=before[each.gradients]) for each in step.meetings),
         ready_ns=since_ns + took_ns * (number + 1) // count,
         bytes=size * (number + 1) // count - size * number // count,
     )
@@ -98,19 +130,30 @@ def sent_in_buckets(step: Step) -> Step:
     return replace(joined, bytes=whole, others=Others())
 
 
-def fifo_end_and_busy_s(
-    ready_s: Iterable[float | Floats], cost_s: Iterable[Floats]
-) -> tuple[Floats, Floats]:
-    """Return when the last message has ended, and how long the lane was busy.
+class Lane(NamedTuple):
+    """When the last message has ended, how long the lane was busy, and the waits between passes."""
+
+    end_s: Floats
+    busy_s: Floats
+    stalled_s: Floats
+
+
+def fifo_lane_s(step: Step, buckets: Buckets, cost_s: Iterable[Floats]) -> Lane:
+    """Return the times of the lane.
 
     It is `fifo_timeline` without its result lists, for grids: one pass, three arrays.
     """
     end_s = busy_s = np.zeros(())
-    for ready, cost in zip(ready_s, cost_s, strict=True):
-        end_s = np.maximum(end_s, ready, out=end_s if end_s.shape == cost.shape else None)
+    stalled_s: Floats = np.zeros(())
+    at_s = dict(meetings_s(step, buckets))
+    for number, (ready, cost) in enumerate(zip(buckets.ready_ns * 1e-9, cost_s, strict=True)):
+        if number in at_s:  # all so far have ended, and the next ones are as much later
+            stalled_s = np.maximum(end_s - at_s[number], stalled_s)
+        leaves = ready + stalled_s if at_s else ready
+        end_s = np.maximum(end_s, leaves, out=end_s if end_s.shape == cost.shape else None)
         end_s = np.add(end_s, cost, out=end_s if end_s.shape == cost.shape else None)
         busy_s = np.add(busy_s, cost, out=busy_s if busy_s.shape == cost.shape else None)
-    return end_s, busy_s
+    return Lane(end_s, busy_s, stalled_s)
 
 
 def fifo_timeline(ready_s: Sequence[float], cost_s: Sequence[Floats]) -> Timeline:
@@ -144,22 +187,46 @@ def priority_timeline(ready_s: Sequence[float], cost_s: Sequence[Floats]) -> Tim
     return Timeline(start_s=list(start), end_s=list(start + cost))
 
 
-def fifo_overhead_s(step: Step, last_end_s: Floats) -> Floats:
+def fifo_overhead_s(step: Step, lane: Lane) -> Floats:
     """Return the step's loss: the optimizer waits for the last message."""
     backward_s = step.backward_ns * 1e-9
-    return np.maximum(last_end_s, backward_s) - backward_s
+    return np.maximum(lane.end_s, backward_s + lane.stalled_s) - backward_s
+
+
+def timeline_of(
+    step: Step,
+    buckets: Buckets,
+    on_lane: Callable[[Sequence[float], Sequence[Floats]], Timeline],
+    cost_s: Sequence[Floats],
+) -> Timeline:
+    """Send the messages of each pass in the order of a lane, which is idle when a pass begins."""
+    starts: list[Floats] = []
+    ends: list[Floats] = []
+    waits: list[Floats] = []
+    stalled_s: Floats = np.zeros(())
+    ready_s, first = (buckets.ready_ns * 1e-9).tolist(), 0
+    for last, at_s in [*meetings_s(step, buckets), (len(ready_s), math.inf)]:
+        of_pass = on_lane(ready_s[first:last], cost_s[first:last])
+        starts += [start_s + stalled_s for start_s in of_pass.start_s]
+        ends += [end_s + stalled_s for end_s in of_pass.end_s]
+        if at_s < math.inf:
+            waits.append(np.maximum(np.max(of_pass.end_s, axis=0) - at_s, 0.0))
+            stalled_s = stalled_s + waits[-1]
+        first = last
+    return Timeline(start_s=starts, end_s=ends, waits_s=tuple(waits))
 
 
 def priority_overhead_s(step: Step, buckets: Buckets, timeline: Timeline) -> Floats:
     """Return the step's loss: each part of the next forward waits for its own message."""
-    backward_s = step.backward_ns * 1e-9
+    own_s = step.backward_ns * 1e-9
+    backward_s = own_s + np.asarray(sum(timeline.waits_s))
     rest_s = max(step.step_ns - step.backward_ns, 0) * 1e-9  # 0 where only the late rank's is long
     made_ns = step.ready_ns[np.maximum(np.cumsum(buckets.gradient_count) - 1, 0)]
     share = np.diff(made_ns, prepend=0) / max(int(made_ns[-1]), 1)
-    now_s: Floats = np.full(timeline.end_s[-1].shape, backward_s)
+    now_s: Floats = np.broadcast_to(backward_s, timeline.end_s[-1].shape)
     for part_s, end_s in zip(share[::-1] * rest_s, timeline.end_s[::-1], strict=True):
         now_s = np.maximum(now_s, end_s) + part_s
-    return np.maximum(now_s - (backward_s + rest_s), 0.0)
+    return np.maximum(now_s - (own_s + rest_s), 0.0)
 
 
 _MOST_TRIALS, _EXACT = 12, 1e-6  # to meet a target, and how near to it they come
@@ -187,3 +254,49 @@ def meeting(value: Callable[[float], float], target: float, most: float) -> floa
             low, below, above = tried, off, stays * above
         last_off = off
     return tried
+
+
+def running_sum(terms: Iterable[Floats]) -> Floats:
+    """Add up in order, so that the digits do not depend on the number of points."""
+    total: Floats = np.zeros(())
+    for term in terms:
+        total = total + term
+    return total
+
+
+def with_shards(
+    step: Step, course: Course, each_s: Floats, stalled_s: float
+) -> tuple[Step, Timeline, list[tuple[int, int]]]:
+    """Return a step of shards with the waits for them, its collectives, and its computing.
+
+    Collectives are as much shorter as the step is than they explain.
+    """
+    rest_s = step.others.rest_ns * 1e-9
+    own_s = (step.step_ns + step.waiting_ns) * 1e-9 + rest_s
+    each_s = each_s * meeting(
+        lambda times: float(course.stalled_s([*(times * each_s)], own_s)), stalled_s - rest_s, 1.0
+    )
+    played = course.played([*each_s], own_s)
+    passes_ns = step.forward_ns + step.backward_ns
+    waits_ns = [(round(float(at) * 1e9), round(float(wait) * 1e9)) for at, wait in played.waits_s]
+    waits_ns = [(at_ns, wait_ns) for at_ns, wait_ns in waits_ns if wait_ns and at_ns < passes_ns]
+    edges_ns, before_ns = [0], 0
+    for at_ns, wait_ns in waits_ns:
+        edges_ns += [at_ns + before_ns, at_ns + before_ns + wait_ns]
+        before_ns += wait_ns
+    edges_ns.append(passes_ns + before_ns)
+    begin_ns = step.forward_ns + sum(wait for at, wait in waits_ns if at <= step.forward_ns)
+    scatters = [place for place, op in enumerate(step.others.op) if op == "reducescatter"]
+    come_ns = [round(float(played.come_s[place]) * 1e9) for place in scatters]
+    ready_ns = np.sort(np.array(come_ns, np.int64)) - begin_ns
+    waiting = replace(
+        step,
+        step_ns=step.step_ns + before_ns,
+        forward_ns=begin_ns,
+        backward_ns=edges_ns[-1] - begin_ns,
+        ready_ns=ready_ns if len(ready_ns) == len(step.ready_ns) else step.ready_ns,
+    )
+    ends_s = [played.end_s[place] - begin_ns * 1e-9 for place in range(len(each_s))]
+    starts_s = [end_s - long_s for end_s, long_s in zip(ends_s, each_s, strict=True)]
+    layers = [(first, last) for first, last in zip(edges_ns[::2], edges_ns[1::2], strict=True)]
+    return waiting, Timeline(start_s=starts_s, end_s=ends_s), layers

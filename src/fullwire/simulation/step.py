@@ -9,6 +9,7 @@ import numpy as np
 
 from fullwire.collectives.cost import Floats
 from fullwire.run.run import Whole
+from fullwire.simulation.between_passes import Meeting
 from fullwire.simulation.groups import Others
 
 _COMPUTES_THROUGHOUT = 0.75  # of a step alone: with as much processor time a rank never rests
@@ -24,6 +25,7 @@ class Step:
     backward_ns: int
     ready_ns: Whole  # after the backward pass began
     bytes: Whole
+    meetings: tuple[Meeting, ...] = ()
     is_estimated: bool  # taken from a run of several workers: its own waiting is left out
     waiting_ns: int = 0  # for the slowest rank, in a step of several workers
     lasting_share: float = 1.0  # of it: waiting for one rank that is late in all steps
@@ -92,9 +94,25 @@ class Step:
             forward_ns=round(self.forward_ns * times),
             backward_ns=round(self.backward_ns * times),
             ready_ns=np.round(self.ready_ns * times).astype(np.int64),
+            meetings=self.meetings_after(times),
             others=replace(
                 self.others, calling_ns=round(self.others.calling_ns * times), rest_ns=rest_ns
             ),
+        )
+
+    def meetings_after(self, times: float) -> tuple[Meeting, ...]:
+        """Return its meetings, each after so many times as long."""
+        return tuple(each._replace(after_ns=round(each.after_ns * times)) for each in self.meetings)
+
+    def summed_once(self) -> Step:
+        """Return the step with the sums of its last pass alone."""
+        first = self.meetings[-1].gradients if self.meetings else 0
+        return replace(
+            self,
+            others=self.others.of_the_last_pass(),
+            bytes=self.bytes[first:],
+            ready_ns=self.ready_ns[first:],
+            meetings=(),
         )
 
     @property

@@ -21,8 +21,9 @@ from fullwire.collectives.cost import Floats
 from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
 from fullwire.run.facts import Facts
-from fullwire.run.kinds import EARLIER, EARLIER_FORWARD, LAST
-from fullwire.run.run import SLOWED, Collectives, Gradients, Lane, Provenance, Run, Spans
+from fullwire.run.kinds import EARLIER, EARLIER_FORWARD, LAST, LAYERS
+from fullwire.run.run import SLOWED, Collectives, Gradients, Lane, Provenance, Run, Spans, Whole
+from fullwire.simulation.beside_layers import Course, Stages
 from fullwire.simulation.grid import (
     AXES,
     BUCKET,
@@ -36,7 +37,14 @@ from fullwire.simulation.grid import (
 )
 from fullwire.simulation.messages import Exposed, Messages, messages_of
 from fullwire.simulation.of_kinds import apart, as_means
-from fullwire.simulation.schedule import Timeline, fifo_timeline, priority_timeline
+from fullwire.simulation.schedule import (
+    Timeline,
+    fifo_timeline,
+    meetings_s,
+    priority_timeline,
+    timeline_of,
+    with_shards,
+)
 from fullwire.simulation.stacked import StackedStep, stacks
 from fullwire.simulation.step import Step
 from fullwire.simulation.stragglers import Jitter, NoJitter
@@ -243,13 +251,18 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
     messages = messages_of(subject, policy, algorithm, latency_s, point)
     asked = slice(None), np.array([[[rate_bps]]]), transport, np.array([[[compressor.ratio]]])
     step = subject.step
-    if step.sends_no_buckets:
+    exposed = messages.exposed(*asked)
+    overhead_s, unexplained_s, late_s = _parts_of_overhead_s(messages, exposed, transport, jitter)
+    course, conditions, layers = step.others.course, Facts(), list[tuple[int, int]]()
+    if isinstance(course, Course) and workers > 1:
+        each_s = messages.each_instead_s(asked[1], transport)
+        step, timeline, layers = with_shards(step, course, each_s, overhead_s - late_s)
+    elif step.sends_no_buckets:
         timeline = messages.instead_timeline(asked[1], transport)
-        conditions = Facts()
     else:
-        ready_s = [ready_ns * 1e-9 for ready_ns in messages.buckets.ready_ns.tolist()]
         on_lane = fifo_timeline if point.lane == "fifo" else priority_timeline
-        timeline = on_lane(ready_s, [message_s[0, 0, 0] for message_s in messages.cost_s(*asked)])
+        costs_s = [each_s[0, 0, 0] for each_s in messages.cost_s(*asked)]
+        timeline = timeline_of(messages.subject.step, messages.buckets, on_lane, costs_s)
         conditions = Facts(
             buckets=str(policy),
             algorithm=algorithm,
@@ -259,18 +272,19 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
     below, above = step.alone_off
     if below or above:  # T1 is as unsure as in the run that the step is from
         conditions |= Facts(alone_less_share=below, alone_more_share=above)
-    exposed = messages.exposed(*asked)
-    overhead_s, unexplained_s, late_s = _parts_of_overhead_s(messages, exposed, transport, jitter)
     others_s = 0.0 if step.sends_no_buckets else float(np.max(exposed.by_others_s))
     others_ns = _whole_ns(others_s)
     is_alone = workers == 1
-    length_ns = step.alone_ns + _whole_ns(overhead_s)
+    length_ns = subject.step.alone_ns + _whole_ns(overhead_s)
+    step, ready_ns = _with_waits(step, messages, None if is_alone else timeline)
     if not is_alone:
         beyond_ns = length_ns - step.alone_ns - min(step.crowded_ns, step.computing_ns)
         room_ns = beyond_ns - _whole_ns(late_s) - _after_computing_ns(step, timeline) - others_ns
         longer_s = min(unexplained_s, max(room_ns - step.packing_ns, 0) * 1e-9)
         timeline = _with_unexplained(timeline, step.backward_ns * 1e-9, longer_s)
-    first = np.zeros(len(step.bytes), np.int64)  # the only step, of the only rank
+    sent = None if is_alone else timeline
+    order = np.flatnonzero(step.bytes)  # one without bytes stands for none
+    first = np.zeros(len(order), np.int64)  # the only step, of the only rank
     where = point.cluster
     description = None
     if where is not None:  # as asked for: the loads of its links follow from it
@@ -290,20 +304,46 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
             transport=str(transport),
             cluster=description,
             gradient_unit=None if subject.has_parameters else BUCKET,
+            marked_passes=round(subject.passes) if layers else None,
         )
         | conditions,
-        spans=_spans(
-            step, length_ns, None if is_alone else timeline, others_ns, round(subject.passes)
-        ),
+        spans=_spans(step, length_ns, sent, others_ns, layers or round(subject.passes)),
         gradients=Gradients(
             rank=first,
             step=first,
-            order=np.arange(len(step.bytes)),
-            bytes=step.bytes,
-            ready_ns=step.forward_ns + step.ready_ns,
+            order=order,
+            bytes=step.bytes[order],
+            ready_ns=step.forward_ns + step.ready_ns[order],
         ),
-        collectives=Collectives.empty() if is_alone else _collectives(step, messages, timeline),
+        collectives=_collectives(step, messages, sent, ready_ns),
     )
+
+
+def _with_waits(step: Step, messages: Messages, timeline: Timeline | None) -> tuple[Step, Whole]:
+    """Return the step with the waits between its passes, and when its messages are then ready."""
+    ready_ns, waits_ns = messages.buckets.ready_ns, _waits_ns(timeline)
+    if not sum(waits_ns):
+        return step, ready_ns
+    of_gradients, before_ns, meetings = step.ready_ns.copy(), 0, []
+    ready_ns = ready_ns.copy()
+    counts = [count for count, _ in meetings_s(messages.subject.step, messages.buckets)]
+    for each, count, wait_ns in zip(step.meetings, counts, waits_ns, strict=True):
+        of_gradients[each.gradients :] += wait_ns
+        ready_ns[count:] += wait_ns
+        meetings.append(each._replace(after_ns=each.after_ns + before_ns))
+        before_ns += wait_ns
+    waiting = replace(
+        step,
+        step_ns=step.step_ns + before_ns,
+        backward_ns=step.backward_ns + before_ns,
+        ready_ns=of_gradients,
+        meetings=tuple(meetings),
+    )
+    return waiting, ready_ns
+
+
+def _waits_ns(timeline: Timeline | None) -> list[int]:
+    return [] if timeline is None else [_whole_ns(float(wait_s)) for wait_s in timeline.waits_s]
 
 
 def _without_waits(step: Step) -> Step:
@@ -351,11 +391,15 @@ def _with_unexplained(timeline: Timeline, from_s: float, longer_s: float) -> Tim
     def moved(moments_s: list[float]) -> list[Floats]:
         return [np.array(max((at - from_s) * times, at - from_s) + from_s) for at in moments_s]
 
-    return Timeline(start_s=moved(starts_s), end_s=moved(ends_s))
+    return replace(timeline, start_s=moved(starts_s), end_s=moved(ends_s))
 
 
 def _spans(
-    step: Step, length_ns: int, timeline: Timeline | None, others_ns: int, passes: int
+    step: Step,
+    length_ns: int,
+    timeline: Timeline | None,
+    others_ns: int,
+    passes: int | Sequence[tuple[int, int]],
 ) -> Spans:
     """Lay the step out from time 0: forward, backward, and the messages beside and after it.
 
@@ -367,8 +411,13 @@ def _spans(
     _, after_ns = step.parts_of_host_ns
     rows: list[tuple[Lane, str, int, int]] = [
         ("host", "step", 0, length_ns),
-        *_passes(step, passes),
     ]
+    if isinstance(passes, int):
+        rows += _passes(step, passes, _waits_ns(timeline))
+    else:  # computing between waits for shards
+        rows.append(("host", LAST, begin_ns, backward_end_ns))
+        rows += [("compute", LAYERS, *ends) for ends in passes]
+
     if rest_ns > 0:
         rows.append(("compute", "optimizer", length_ns - rest_ns, length_ns - after_ns))
     if step.input_ns > 0:
@@ -392,14 +441,28 @@ def _spans(
     )
 
 
-def _passes(step: Step, passes: int) -> Iterator[tuple[Lane, str, int, int]]:
+def _passes(
+    step: Step, passes: int, waits_ns: Sequence[int]
+) -> Iterator[tuple[Lane, str, int, int]]:
     """Yield the forward and backward passes; only the last sends gradients.
 
     The earlier ones take all the time before, each as long as the others and as their last, as far
-    as there is room.
+    as there is room. Where each pass sends its own, they go from one wait to the next.
     """
     before_ns, _ = step.parts_of_host_ns
     begin_ns = step.input_ns + before_ns
+    if step.meetings:
+        yield "compute", "forward", begin_ns, step.forward_ns
+        begin_ns, computed_ns = step.forward_ns, step.forward_ns + step.backward_ns
+        yield "host", LAST, begin_ns, computed_ns
+        none = [0] * len(step.meetings)
+        for each, wait_ns in zip(step.meetings, waits_ns or none, strict=True):
+            end_ns = step.forward_ns + each.after_ns
+            yield "host", EARLIER, begin_ns, end_ns
+            yield "compute", EARLIER, begin_ns, end_ns
+            begin_ns = end_ns + wait_ns
+        yield "compute", LAST, begin_ns, computed_ns
+        return
     room_ns = step.forward_ns - begin_ns
     each_ns = min(step.backward_ns, room_ns // (2 * passes - 1))
     for _ in range(1, passes):
@@ -445,9 +508,10 @@ def _besides(
     # A wait within the passes is before the first message, beside which it would count as transfer.
     sends_ns = min([computed_ns, *(start_ns for start_ns, _ in sent)])
     within_ns = min(late_ns - after_ns, sends_ns)
+    name = "bubble" if isinstance(step.others.course, Stages) else "wait"
     for time_ns, end_ns in ((after_ns, until_ns), (within_ns, sends_ns)):
         if time_ns > 0:
-            yield "host", "wait", end_ns - time_ns, end_ns
+            yield "host", name, end_ns - time_ns, end_ns
 
 
 def _on_the_lane(timeline: Timeline | None) -> tuple[list[float], list[float]]:
@@ -456,12 +520,16 @@ def _on_the_lane(timeline: Timeline | None) -> tuple[list[float], list[float]]:
     return [*map(float, timeline.start_s)], [*map(float, timeline.end_s)]
 
 
-def _collectives(step: Step, messages: Messages, timeline: Timeline) -> Collectives:
+def _collectives(
+    step: Step, messages: Messages, timeline: Timeline | None, ready_ns: Whole
+) -> Collectives:
+    if timeline is None:
+        return Collectives.empty()
     starts, ends = _on_the_lane(timeline)
     count = len(starts)
     start_ns = step.forward_ns + np.array([_whole_ns(start_s) for start_s in starts])
     ops, sizes = _all("allreduce", count), messages.buckets.bytes
-    issue_ns = step.forward_ns + messages.buckets.ready_ns
+    issue_ns = step.forward_ns + ready_ns
     if step.sends_no_buckets:  # where the script issues them is not known
         ops, sizes = np.array(step.others.op, object), np.array(step.others.bytes, np.int64)
         issue_ns = start_ns

@@ -20,23 +20,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.collectives.cost import Floats
 from fullwire.compression.codec import named_in
-from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.centre import median_of
 from fullwire.run.intervals import covered_ns
 from fullwire.run.kinds import EARLIER, kinds_of
 from fullwire.run.placement import ranks_per_processor
 from fullwire.run.processors import own_work_s
-from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
+from fullwire.run.run import Collectives, Run, Spans, Whole
 from fullwire.run.usual import local_steps_of, means_of_rounds, shared_steps
-from fullwire.simulation import groups
-from fullwire.simulation.beside_layers import course_of
+from fullwire.simulation.beside_layers import Course, Stages, course_of, stages_of
+from fullwire.simulation.between_passes import Meetings, meetings_of, without_waits
 from fullwire.simulation.groups import (
     AS_MANY,
     TIMES_GRADIENTS,
@@ -45,26 +43,16 @@ from fullwire.simulation.groups import (
     are_buckets,
     calling_ns_of,
     exposed_by_rank,
+    is_pipeline,
     members_of,
     shows_devices,
     summing_group,
 )
 from fullwire.simulation.step import Step
+from fullwire.simulation.step_table import MOST_NS, Steps, is_in, table_of_steps
 
-MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
-MOST_BYTES = 2**50  # of one gradient
 _SENT_BY_OUR_HOOK = ("allreduce", "alltoall", "allgather")
 _BUCKET_LEAVES_NS = 5_000_000  # after its last gradient, at the latest: it may be copied first
-_LOOKED_AT = 20  # steps, for how long other collectives are exposed
-
-# The marks that a what-if needs, and how PyTorch's profiler writes them.
-_NEEDED = {
-    "step": ("marks of steps", "profiler.step() in the loop"),
-    "backward": (
-        "marks of backward passes",
-        "ProfilerActivity.CPU, if no CUDA graph holds the passes",
-    ),
-}
 
 # What a step sends: all its gradients at the least, its recorded buckets where these hold other
 # bytes, or nothing.
@@ -73,12 +61,13 @@ Sending: TypeAlias = Literal["gradients", "buckets", "nothing"]
 
 def typical_step(run: Run, sends: Sending = "gradients") -> Step:
     """Work out the usual step of a run."""
-    table = _table_of_steps(run)
+    table = table_of_steps(run)
     own_workers = _workers(run)
     sent = _communication(run, table, own_workers, sends)
     others = sent.others
     # Some traces end a step before its last bucket.
     tail_ns = np.maximum(table.end_ns - np.maximum(table.computed_ns, sent.bucket_end_ns), 0)
+    table, meetings = without_waits(table, sent.meetings)
     in_rounds = local_steps_of(run) > 1
     if in_rounds:  # between two sums, no rank waits for another
         table = table.side_by_side()
@@ -128,6 +117,7 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
         backward_ns=backward_ns,
         ready_ns=np.maximum.accumulate(np.round(ready_ns).astype(np.int64)),
         bytes=sizes,
+        meetings=meetings,
         is_estimated=own_workers > 1,
         waiting_ns=waiting_ns if len(table.ranks) > 1 or waited_ns.any() else 0,
         lasting_share=_lasting_share(late_ns),
@@ -150,10 +140,10 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
     return step.on_processors_of_its_own(ranks_per_processor(run))
 
 
-def _waited_ns(run: Run, table: _Steps) -> Whole:
+def _waited_ns(run: Run, table: Steps) -> Whole:
     """Return how long each rank waits in each step for late ranks, as a simulated step tells it."""
     rows = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "wait"))
-    rows = rows.rows(_is_in(rows, table.ranks, table.numbers))
+    rows = rows.rows(is_in(rows, table.ranks, table.numbers))
     waited_ns = np.zeros(table.start_ns.shape, np.int64)
     place = np.searchsorted(table.ranks, rows.rank), np.searchsorted(table.numbers, rows.step)
     np.add.at(waited_ns, place, rows.end_ns - rows.start_ns)
@@ -164,178 +154,6 @@ def _lasting_share(late_ns: Whole) -> float:
     """Return how late the latest rank is over all steps, as a share of the latest in each step."""
     of_each_ns, of_all_ns = late_ns.max(axis=0).mean(), late_ns.mean(axis=1).max()
     return float(max(of_all_ns, 0) / of_each_ns) if of_each_ns else 1.0
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Steps:
-    """The moments of the steps that all ranks share: a row per rank, a column per step."""
-
-    ranks: Whole
-    numbers: Whole
-    start_ns: Whole
-    end_ns: Whole
-    backward_ns: Whole
-    computed_ns: Whole  # the end of the backward pass
-    ready_ns: Whole  # with a third axis, the gradients in their order
-    bytes: Whole
-    usual: NDArray[np.bool_]  # the steps that enter the means
-
-    @property
-    def length_ns(self) -> Floats:
-        """Return the length of each step, on the mean of its ranks."""
-        return np.asarray((self.end_ns - self.start_ns).mean(axis=0))
-
-    @property
-    def looked_at(self) -> Whole:
-        """Return the places of the usual steps in the middle, which are examined one by one."""
-        places = np.flatnonzero(self.usual)
-        first = max(0, len(places) // 2 - _LOOKED_AT // 2)
-        return places[first : len(places) // 2 + _LOOKED_AT // 2 + 1]
-
-    def mean_of_rounds_ns(self, run: Run, own_ns: Whole) -> int:
-        """Return a worker's own mean step in a round, from its own time in each of these steps.
-
-        A trace shows no gradients in a round's other steps, so these steps lack them. They send
-        nothing, and may lack an optimizer: a worker alone takes the whole of their time.
-        """
-        summing_ns = float(own_ns[self.usual].mean())
-        numbers, lengths_ns, _ = shared_steps(run)
-        is_usual = kinds_of(run).usual(numbers, lengths_ns)
-        is_silent = is_usual & ~np.isin(numbers, run.gradients.step)
-        if not is_silent.any():
-            return round(summing_ns)
-        share = float(is_silent.sum() / is_usual.sum())
-        return round(summing_ns + (float(lengths_ns[is_silent].mean()) - summing_ns) * share)
-
-    def side_by_side(self) -> _Steps:
-        """Return the steps as if all ranks began each at the same moment."""
-        ahead_ns = self.start_ns - np.round(self.start_ns.mean(axis=0)).astype(np.int64)
-        return replace(
-            self,
-            start_ns=self.start_ns - ahead_ns,
-            end_ns=self.end_ns - ahead_ns,
-            backward_ns=self.backward_ns - ahead_ns,
-            computed_ns=self.computed_ns - ahead_ns,
-            ready_ns=self.ready_ns - ahead_ns[:, :, None],
-        )
-
-
-def _table_of_steps(run: Run) -> _Steps:
-    marks = _spans_named(run, "host", "step")
-    # A backward pass is one span, or a mark over its kernels.
-    is_mark = (run.spans.lane == "host") & (run.spans.name == "backward")
-    has_marks = is_mark.any()
-    backwards = run.spans.rows(is_mark) if has_marks else _spans_named(run, "compute", "backward")
-    gradients = run.gradients
-    ranks, numbers = _shared_steps(run, marks, backwards)
-    # Times that run backwards and gradients without bytes make every answer wrong. The check avoids
-    # absolute values: that of the smallest whole number is itself.
-    spans = run.spans
-    too_far = (spans.start_ns < -MOST_NS) | (spans.end_ns > MOST_NS)
-    bad_spans = (spans.end_ns < spans.start_ns) | too_far
-    is_size = (gradients.bytes > 0) & (gradients.bytes <= MOST_BYTES)
-    too_far = (gradients.ready_ns < -MOST_NS) | (gradients.ready_ns > MOST_NS)
-    for table, is_bad in ((spans, bad_spans), (gradients, ~is_size | too_far)):
-        rows = np.flatnonzero(is_bad)
-        rows = rows[_is_in(table.rows(rows), ranks, numbers)]
-        if len(rows):
-            step, rank = table.step[rows[0]], table.rank[rows[0]]
-            place = f"{run.place}, step {step} of rank {rank}"
-            raise DamagedInput(place, "times or gradient sizes that cannot be")
-    start_ns, end_ns = _in_table(marks, ranks, numbers, "start_ns", "end_ns")
-    begin_ns, computed_ns = _in_table(backwards, ranks, numbers, "start_ns", "end_ns")
-    kept = gradients.rows(_is_in(gradients, ranks, numbers))
-    if not _is_ordered(kept.rank, kept.step, kept.order):
-        kept = kept.rows(np.lexsort((kept.order, kept.step, kept.rank)))
-    shape = (len(ranks), len(numbers), -1)
-    ready_ns, sizes = kept.ready_ns.reshape(shape), kept.bytes.reshape(shape)
-    if not len(kept):  # one without bytes stands for those that stay with their ranks
-        ready_ns, sizes = computed_ns[:, :, None], np.zeros((*computed_ns.shape, 1), np.int64)
-    return _Steps(
-        ranks=ranks,
-        numbers=numbers,
-        start_ns=start_ns,
-        end_ns=end_ns,
-        backward_ns=begin_ns,
-        computed_ns=computed_ns,
-        ready_ns=ready_ns,
-        bytes=sizes[0, len(numbers) // 2],
-        usual=kinds_of(run).usual(numbers, (end_ns - start_ns).mean(axis=0)),
-    )
-
-
-def _shared_steps(run: Run, marks: Spans, backwards: Spans) -> tuple[Whole, Whole]:
-    """Find the steps that are whole on every rank: marked, one backward, the usual gradients."""
-    counts = [_counted(table) for table in (marks, backwards, run.gradients)]
-    sizes, times = np.unique(np.fromiter(counts[2].values(), np.int64), return_counts=True)
-    usual = int(sizes[np.argmax(times)]) if len(sizes) else 0
-    whole = [
-        key
-        for key, count in counts[0].items()
-        if count == counts[1].get(key, 0) == 1 and counts[2].get(key, 0) == usual
-    ]
-    if not whole or not (usual or groups.splits_layers(run, backwards)):
-        rank, number = next(iter(counts[0]))
-        backward, gradients = counts[1].get((rank, number), 0), counts[2].get((rank, number), 0)
-        _refuse(
-            run,
-            "a what-if needs one backward pass with gradients in a step; "
-            f"step {number} of rank {rank} has {backward} and {gradients} gradients",
-        )
-    ranks = sorted({rank for rank, _ in whole})
-    steps_of = [{number for key, number in whole if key == rank} for rank in ranks]
-    shared = set.intersection(*steps_of)
-    if not shared:  # some ranks ended before others began: those with most steps stand for them
-        ranks, shared = _together(dict(zip(ranks, steps_of, strict=True)))
-    return np.array(ranks, np.int64), np.array(sorted(shared), np.int64)
-
-
-def _together(steps_of: Mapping[int, set[int]]) -> tuple[list[int], set[int]]:
-    """Return the ranks that have most steps together, and these steps."""
-    longest = sorted(steps_of, key=lambda rank: (-len(steps_of[rank]), rank))
-    best, together = longest[:1], steps_of[longest[0]]
-    ranks, shared = best, together
-    for rank in longest[1:]:
-        if steps := shared & steps_of[rank]:
-            ranks, shared = [*ranks, rank], steps
-            if len(ranks) * len(shared) >= len(best) * len(together):
-                best, together = ranks, shared
-    return sorted(best), together
-
-
-def _counted(table: Spans | Gradients) -> dict[tuple[int, int], int]:
-    """Count rows by rank and step; those of a step usually stand together, and count at once."""
-    is_new = np.ones(len(table), bool)
-    is_new[1:] = (table.rank[1:] != table.rank[:-1]) | (table.step[1:] != table.step[:-1])
-    first = np.flatnonzero(is_new)
-    length = np.diff(np.append(first, len(table)))
-    counts: dict[tuple[int, int], int] = {}
-    for rank, step, count in zip(
-        table.rank[first].tolist(), table.step[first].tolist(), length.tolist(), strict=True
-    ):
-        counts[rank, step] = counts.get((rank, step), 0) + count
-    return dict(sorted(counts.items()))
-
-
-def _is_in(table: Spans | Gradients, ranks: Whole, numbers: Whole) -> NDArray[np.bool_]:
-    return np.isin(table.rank, ranks) & np.isin(table.step, numbers)
-
-
-def _is_ordered(*columns: Whole) -> bool:
-    """Return whether rows are in order by these columns, the first first, as most were written."""
-    is_equal = np.ones(max(len(columns[0]) - 1, 0), bool)
-    for column in columns:
-        if (is_equal & (column[1:] < column[:-1])).any():
-            return False
-        is_equal &= column[1:] == column[:-1]
-    return True
-
-
-def _in_table(table: Spans, ranks: Whole, numbers: Whole, *columns: str) -> list[Whole]:
-    kept = table.rows(_is_in(table, ranks, numbers))
-    kept = kept.rows(np.lexsort((kept.step, kept.rank)))
-    shape = (len(ranks), len(numbers))
-    return [getattr(kept, name).reshape(shape) for name in columns]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -354,9 +172,10 @@ class _Sent:
     # The steps by their place, when each bucket left in each of them, and the bytes of each, where
     # they are not the gradients'.
     buckets: tuple[Whole, Whole, Whole] | None = None
+    meetings: Meetings | None = None  # of the passes of each step
 
 
-def _communication(run: Run, table: _Steps, workers: int, sends: Sending) -> _Sent:
+def _communication(run: Run, table: Steps, workers: int, sends: Sending) -> _Sent:
     """Return the communication of the steps.
 
     A model may be split over ranks, which then also communicate in groups of their own.
@@ -391,7 +210,8 @@ def _communication(run: Run, table: _Steps, workers: int, sends: Sending) -> _Se
     np.maximum.at(none, tuple(axis[is_bucket] for axis in place), rows.end_ns[is_bucket])
     members = members_of(run)
     among = [members[name] for name in set(rows.group[is_bucket].astype(str).tolist())]
-    exposed_ns = exposed_by_rank(run, rows, table.ranks, table.numbers[table.looked_at])
+    numbers, apart = table.numbers[table.looked_at], (rows.rows(~is_bucket), rows.rows(is_bucket))
+    exposed_ns = exposed_by_rank(run, *apart, table.ranks, numbers)
     rank = table.ranks[np.argmin(exposed_ns)]  # all ranks wait for this one
     others = _others(run, rows, is_bucket, table, members, rank)
     more_ns = (exposed_ns - exposed_ns.min())[:, None] if others.course is not None else 0
@@ -401,6 +221,8 @@ def _communication(run: Run, table: _Steps, workers: int, sends: Sending) -> _Se
     are_amidst = bool(2 * is_amidst.sum() > len(is_amidst))
     shards = max(1, workers // max(among, default=workers), others.shards)
     sent = _Sent(none, others, more_ns, shards, are_amidst)
+    if sends != "nothing":
+        sent = replace(sent, meetings=meetings_of(run, table, rows.rows(is_bucket)))
     if run.facts.hook is not None and sends != "nothing":
         return _by_hook(run, sent, rows.rows(is_bucket), table)
     buckets = _other_than_gradients(rows.rows(is_bucket), table)
@@ -409,7 +231,7 @@ def _communication(run: Run, table: _Steps, workers: int, sends: Sending) -> _Se
     return replace(sent, buckets=buckets) if is_more or sends == "buckets" else sent
 
 
-def _other_than_gradients(buckets: Collectives, table: _Steps) -> tuple[Whole, Whole, Whole] | None:
+def _other_than_gradients(buckets: Collectives, table: Steps) -> tuple[Whole, Whole, Whole] | None:
     """Return steps by their place, when buckets left in each, and the bytes of each bucket.
 
     Return None where they hold gradients. DDP sends a bucket as a whole, with the places of
@@ -430,11 +252,11 @@ def _other_than_gradients(buckets: Collectives, table: _Steps) -> tuple[Whole, W
     return alike, mine.issue_ns.reshape(len(alike), usual) - begin_ns[:, None], sizes
 
 
-def _packed_ns(run: Run, table: _Steps) -> Whole:
+def _packed_ns(run: Run, table: Steps) -> Whole:
     """Return when the backward pass and a hook's packing at its end were over."""
     packed_ns = table.computed_ns.copy()
     work = run.spans.rows(
-        (run.spans.name == "codec") & _is_in(run.spans, table.ranks, table.numbers)
+        (run.spans.name == "codec") & is_in(run.spans, table.ranks, table.numbers)
     )
     order = np.argsort(work.start_ns, kind="stable")
     for rank, step, start_ns, end_ns in zip(
@@ -449,7 +271,7 @@ def _packed_ns(run: Run, table: _Steps) -> Whole:
     return packed_ns
 
 
-def _by_hook(run: Run, sent: _Sent, buckets: Collectives, table: _Steps) -> _Sent:
+def _by_hook(run: Run, sent: _Sent, buckets: Collectives, table: Steps) -> _Sent:
     """Add the share that a hook sends of the gradients, and how long it packs alone."""
     whole = float(table.bytes.sum()) * len(table.numbers) * len(table.ranks)
     rank = table.ranks[0]
@@ -489,12 +311,12 @@ def _others(
     run: Run,
     rows: Collectives,
     is_bucket: NDArray[np.bool_],
-    table: _Steps,
+    table: Steps,
     members: Mapping[str, int],
     rank: int,
 ) -> Others:
-    buckets = rows.rows((rows.rank == rank) & is_bucket)
-    rows = rows.rows((rows.rank == rank) & ~is_bucket)
+    of_all, all_buckets = rows.rows(~is_bucket), rows.rows(is_bucket)
+    buckets, rows = (each.rows(each.rank == rank) for each in (all_buckets, of_all))
     if not len(rows):
         return Others()
     spans = run.spans.rows(run.spans.rank == rank)
@@ -505,23 +327,14 @@ def _others(
     usual = rows.rows(rows.step == table.numbers[middle])
     if not len(usual):  # only unusual steps have some, as where a bucket left late
         return Others()
-    place = np.searchsorted(table.ranks, rank), middle
+    place = int(np.searchsorted(table.ranks, rank)), middle
     length_ns = (table.end_ns - table.start_ns)[place[0]]
     own_ns, hidden_ns, calling_ns = [], [], []
     for number, took_ns in zip(
         table.numbers[table.looked_at], length_ns[table.looked_at], strict=True
     ):
         here, during = rows.rows(rows.step == number), spans.rows(spans.step == number)
-        beside = buckets.rows(buckets.step == number)
-        # How long they went on while no computation ran, or were waited for amidst computation.
-        # Time beside buckets belongs to the buckets.
-        is_wait = (during.lane == "communication") & (during.name == "wait")
-        computing, waits = during.rows((during.lane == "compute") | is_wait), during.rows(is_wait)
-        issued, waiting = (here.issue_ns, here.end_ns), (waits.start_ns, waits.end_ns)
-        busy = _both((computing.start_ns, computing.end_ns), (beside.issue_ns, beside.end_ns))
-        beside_none_ns = covered_ns(*_both(issued, busy)) - covered_ns(*busy)
-        waited_for_ns = covered_ns(*issued) - covered_ns(*_both(issued, waiting))
-        exposed_ns = beside_none_ns + waited_for_ns + covered_ns(*waiting)
+        exposed_ns = _exposed_ns(here, during, buckets.rows(buckets.step == number))
         own_ns.append(took_ns - exposed_ns)
         hidden_ns.append(int((here.end_ns - here.start_ns).sum()) - exposed_ns)
         calling_ns.append(calling_ns_of(here, during))
@@ -539,7 +352,6 @@ def _others(
     is_one_pass = not (spans.name[spans.step == table.numbers[middle]] == EARLIER).any()
     in_pass = usual.bytes[usual.issue_ns > table.backward_ns[place]].sum()
     of_more = is_one_pass and in_pass > TIMES_GRADIENTS * table.bytes.sum()
-    of_step_ns = int(table.start_ns[place]), int(table.end_ns[place])
     growing, adds_up = None, False
     if sum_gradients and not by_hand:
         sums = usual.rows(is_sum & (usual.issue_ns >= table.backward_ns[place]))
@@ -561,10 +373,57 @@ def _others(
         are_of_more=sum_gradients and by_hand and bool(of_more),
         sum_gradients=sum_gradients and not by_hand,
         adds_up_shards=adds_up,
-        course=course_of(run, usual, of_step_ns, int(table.computed_ns[place]))
-        if sum_gradients and not by_hand and shows_devices(run)
-        else None,
+        course=_course(
+            run,
+            (of_all, all_buckets),
+            usual,
+            table,
+            place,
+            are_shards=sum_gradients and not by_hand,
+        ),
     )
+
+
+def _exposed_ns(here: Collectives, during: Spans, beside: Collectives) -> int:
+    """Return how long a step's collectives went on while no computation ran, or were waited for.
+
+    Computation may wait for them amidst it. Time beside buckets belongs to the buckets.
+    """
+    is_wait = (during.lane == "communication") & (during.name == "wait")
+    computing, waits = during.rows((during.lane == "compute") | is_wait), during.rows(is_wait)
+    issued, waiting = (here.issue_ns, here.end_ns), (waits.start_ns, waits.end_ns)
+    busy = _both((computing.start_ns, computing.end_ns), (beside.issue_ns, beside.end_ns))
+    beside_none_ns = covered_ns(*_both(issued, busy)) - covered_ns(*busy)
+    waited_for_ns = covered_ns(*issued) - covered_ns(*_both(issued, waiting))
+    return beside_none_ns + waited_for_ns + covered_ns(*waiting)
+
+
+def _course(
+    run: Run,
+    of_all: tuple[Collectives, Collectives],
+    usual: Collectives,
+    table: Steps,
+    place: tuple[int, int],
+    *,
+    are_shards: bool,
+) -> Course | Stages | None:
+    """Return the course of a step's collectives on devices, if shards or stages go so.
+
+    - `of_all`: the collectives of all ranks and steps, and the buckets apart.
+    - `usual`: those of the rank and the step at this place of the table.
+    """
+    if is_pipeline(run, usual):
+        step = table.numbers[place[1]]
+        moments = (each[:, place[1]].tolist() for each in (table.start_ns, table.end_ns))
+        others, buckets = (each.rows(each.step == step) for each in of_all)
+        steps_ns = dict(zip(table.ranks.tolist(), zip(*moments, strict=True), strict=True))
+        stages = stages_of(run, others, buckets, int(usual.rank[0]), steps_ns)
+        if stages is not None:
+            return stages
+    if not are_shards or not shows_devices(run):
+        return None
+    of_step_ns = int(table.start_ns[place]), int(table.end_ns[place])
+    return course_of(run, usual, of_step_ns, int(table.computed_ns[place]))
 
 
 def _both(first: tuple[Whole, Whole], second: tuple[Whole, Whole]) -> tuple[Whole, Whole]:
@@ -577,24 +436,3 @@ def _workers(run: Run) -> int:
 
 def _mean_ns(values: Sequence[int] | NDArray[Any]) -> int:
     return round(float(np.mean(values)))
-
-
-def _spans_named(run: Run, lane: str, name: str) -> Spans:
-    rows = run.spans.rows((run.spans.lane == lane) & (run.spans.name == name))
-    if not len(rows):
-        needed, how = _NEEDED[name]
-        hint = (
-            f". A profiler's trace has them with {how}"
-            if run.provenance.origin == "imported"
-            else ""
-        )
-        _refuse(run, f"a what-if needs {needed}, and this run has none{hint}")
-    return rows
-
-
-def _refuse(run: Run, problem: str) -> NoReturn:
-    """Refuse a run: as damaged if a part of it is missing, else as one that cannot answer."""
-    source = run.place
-    if run.missing:
-        raise DamagedInput(source, f"{problem}; missing: {run.missing[0]}")
-    raise UsageError(f"{source}: {problem}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.run.kinds import EARLIER, LAST, kinds_of
+from fullwire.run.kinds import EARLIER, LAST, LATE_PART, kinds_of
 from fullwire.run.run import Run
 
 _ALMOST = 0.1  # of the passes: small sums come beside those of gradients
@@ -86,12 +86,36 @@ def _sends_times(run: Run, passes: float, place: int | None = None) -> bool:
         made = made.rows(kinds_of(run).of(made.step) == place)
     if not len(made):
         return False
+    own = passes_in_gradients(run)
     steps, of_made = np.unique(made.step, return_inverse=True)
     is_sum = (sums.rank == first) & (sums.op == "allreduce") & np.isin(sums.step, steps)
     sent = np.bincount(np.searchsorted(steps, sums.step[is_sum]), sums.bytes[is_sum], len(steps))
-    whole = np.bincount(of_made, made.bytes)
+    whole = np.bincount(of_made, made.bytes) / own
     times = float(np.median(sent[whole > 0] / whole[whole > 0]))
     return abs(times - passes) <= _ALMOST * passes
+
+
+def passes_in_gradients(run: Run) -> int:
+    """Return how many passes of a step the gradients of a run are of.
+
+    A recording has those of the last pass. A trace has all buckets that leave a step, so it has
+    those of each pass where DDP sends them without `no_sync`.
+    """
+    spans, gradients = run.spans, run.gradients
+    marks = spans.rows((spans.lane == "host") & (spans.name == EARLIER))
+    if not len(marks) or not len(gradients):
+        return 1
+    marks = marks.rows((marks.rank == gradients.rank[0]) & np.isin(marks.step, gradients.step))
+    counts = []
+    for step in np.unique(marks.step).tolist():
+        mine = marks.rows(marks.step == step)
+        made = gradients.rows((gradients.rank == gradients.rank[0]) & (gradients.step == step))
+        over_ns = np.sort(mine.end_ns + (mine.end_ns - mine.start_ns) // LATE_PART)
+        place = np.searchsorted(over_ns, made.ready_ns)
+        bytes_ = np.bincount(place, made.bytes, len(mine) + 1)
+        are_alike = bytes_.min() >= (1 - _ALMOST) * bytes_.max()
+        counts.append(len(bytes_) if are_alike else 1)
+    return round(float(np.median(counts))) if counts else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,11 @@ instant. Then one that is being transferred counts first. One
 whose transfer cannot be told from waiting counts second, and waiting last.
 
     ("host", "step")             the step; other spans in the host lane are no activity of their own
-    ("host", "backward")         the backward pass, of which the kernels are spans of their own
+    ("host", "backward")         the backward passes, of which the kernels are spans of their own
+    ("host", "earlier backward")  one of several before the last
     ("communication", "wait")    blocked on a collective
     ("host", "wait")             waiting for late ranks that are not in the run, as in a simulation
+    ("host", "bubble")           the same for other stages of a pipeline
     ("host", "codec")            a hook that packs or unpacks gradients, also amidst computing
     ("communication", "codec")   packing or unpacking gradients beside it
     ("communication", others)    communication that is in no table of collectives: the part of
@@ -30,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.errors import DamagedInput
+from fullwire.run.kinds import EARLIER, LAST
 from fullwire.run.run import Run, Spans, Whole
 from fullwire.timeline.transfers import Transfers, codes_of, recorded_ranks
 
@@ -65,6 +68,7 @@ class Kind(IntEnum):
     MARK = 7
     PACKING = 8
     LATE = 9  # other ranks are
+    DRAINED = 10  # a stage of a pipeline is
 
 
 _KIND_OF_LANE = {
@@ -74,9 +78,11 @@ _KIND_OF_LANE = {
 }
 _KIND_OF = {  # lane and name, where the name changes the kind
     ("host", "step"): Kind.STEP,
-    ("host", "backward"): Kind.MARK,
+    ("host", LAST): Kind.MARK,
+    ("host", EARLIER): Kind.MARK,
     ("host", "codec"): Kind.PACKING,
     ("host", "wait"): Kind.LATE,
+    ("host", "bubble"): Kind.DRAINED,
     ("communication", "wait"): Kind.BLOCKED,
     ("communication", "codec"): Kind.CODEC,
 }
@@ -266,7 +272,8 @@ def _timeline(
     of_pipeline = transfers.is_of_pipeline[collectives]
     is_between_stages = _covers(moments, issue[of_pipeline], end[of_pipeline])
     is_untold = _covers(moments, *untold) | covered[Kind.SENDING]
-    is_at_work = covered[Kind.COMPUTE] & ~covered[Kind.BLOCKED] & ~covered[Kind.LATE]
+    is_away = covered[Kind.BLOCKED] | covered[Kind.LATE] | covered[Kind.DRAINED]
+    is_at_work = covered[Kind.COMPUTE] & ~is_away
     is_computing = is_at_work & ~covered[Kind.PACKING]
     is_packing = covered[Kind.PACKING] | covered[Kind.CODEC]
     is_communicating = outstanding | covered[Kind.SENDING]
@@ -279,7 +286,7 @@ def _timeline(
             is_at_work,
             is_held_up & (period >= 0),
             is_held_up & is_untold,
-            is_held_up & is_between_stages,
+            (is_held_up & is_between_stages) | covered[Kind.DRAINED],
             (is_held_up & outstanding) | covered[Kind.LATE],
             is_packing,
             covered[Kind.INPUT],

@@ -57,7 +57,7 @@ class Transfers:
     codec_ns: Floats  # packing and unpacking, for runs that state a compressor's speed
     hops: Whole  # messages that wait for each other
     caused_ns: Floats  # the waiting of all other ranks for this one, but for stages of a pipeline
-    is_of_pipeline: NDArray[np.bool_]  # between its stages, by the names of groups
+    is_of_pipeline: NDArray[np.bool_]  # in groups that join its stages
     clock_error_ns: int  # the least error between ranks' clocks; 0 where none is seen
 
 
@@ -83,8 +83,7 @@ def transfers_of(run: Run, rate_bps: Mapping[int, float]) -> Transfers:
     is_in_host = _are_in_one_host(run, group)[group.codes]
     has_size = table.dtype != SIZE_UNKNOWN
     ready_ns = np.clip(latest_ns, table.issue_ns, table.end_ns)
-    names_pipeline = [_PIPELINE.search(str(name).lower()) is not None for name in group.names]
-    is_of_pipeline = np.array(names_pipeline, bool)[group.codes]
+    is_of_pipeline = _join_stages(run, group)[group.codes]
     return Transfers(
         ready_ns=ready_ns,
         is_known=is_known,
@@ -100,6 +99,32 @@ def transfers_of(run: Run, rate_bps: Mapping[int, float]) -> Transfers:
         is_of_pipeline=is_of_pipeline,
         clock_error_ns=_clock_error_ns(run, latest_ns, is_known),
     )
+
+
+def _join_stages(run: Run, group: Coded) -> NDArray[np.bool_]:
+    """Return for each group whether it joins stages of a pipeline, so that these wait there.
+
+    Its name or its description says so, or it has two stages among its ranks: they meet at a norm
+    or at the end of a step, and the first one is the last to drain.
+    """
+    described = {
+        name: what
+        for part in (run.facts.group_names or "").split(", ")
+        for what, _, names in [part.partition(": ")]
+        for name in names.split(" ")
+    }
+    texts = [str(name) for name in group.names]
+    told = [(text, described.get(text.split(" ")[0], "")) for text in texts]
+    found = np.array(
+        [any(_PIPELINE.search(text.lower()) for text in texts) for texts in told], bool
+    )
+    if not found.any() or run.provenance.origin != "imported":
+        return found
+    pairs = np.unique(np.stack([group.codes, run.collectives.rank]), axis=1)
+    ranks = [set(pairs[1][pairs[0] == code].tolist()) for code in range(len(texts))]
+    stages = [ranks[code] for code in np.flatnonzero(found)]
+    found |= np.array([any(len(of & mine) > 1 for of in stages) for mine in ranks], bool)
+    return found
 
 
 def world(run: Run) -> int:

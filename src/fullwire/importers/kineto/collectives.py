@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from fullwire.importers.kineto.recognise import Known, dtype_of, kinds_of, op_of
 from fullwire.importers.kineto.scan import ABSENT, Columns, Trace, last_around
-from fullwire.importers.kineto.steps import Launched, Steps
+from fullwire.importers.kineto.steps import Launched, Steps, passes_of_work
+from fullwire.run.kinds import EARLIER, LAST
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Gradients, Spans, Text, Whole
-from fullwire.run.split_layers import are_of_split_layers
+from fullwire.run.split_layers import LEAST_BYTES, are_of_split_layers
 
 # Libraries whose marks last as long as the collective; NCCL's last as long as its launch.
 _TIMED_LIBRARIES = ("gloo:", "mpi:", "ucc:", "fullwire:")
@@ -348,15 +349,26 @@ class Backward(NamedTuple):
     launched_ns: Whole | None  # None on the processor, where work is its own launch
     start_ns: Whole
     end_ns: Whole
+    of_pass: Whole | None = None  # the place of its pass in the step, where it is known
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SentBackward:
     """The backward pass of each step, and the sums of gradients that leave it."""
 
-    passes: Spans
+    passes: Spans  # from the first to the last of each step, and those before the last
     gradients: Gradients
     are_buckets: bool  # all-reduces; else the scatters of a sharded model, or none
+
+    @property
+    def usual_passes(self) -> int | None:
+        """Return the passes of a usual step; None where no step has one."""
+        names, steps = self.passes.name, self.passes.step
+        whole = np.sort(steps[names == LAST])
+        if not len(whole):
+            return None
+        earlier = np.bincount(np.searchsorted(whole, steps[names == EARLIER]), minlength=len(whole))
+        return 1 + round(float(np.median(earlier)))
 
 
 def sent_backward(
@@ -371,15 +383,7 @@ def sent_backward(
     if backward.launched_ns is not None:
         launches = _extent(steps, backward.step, backward.launched_ns, backward.launched_ns)
     kept = end_ns > start_ns
-    count = int(kept.sum())
-    marks = Spans(
-        rank=np.zeros(count, np.int64),
-        step=steps.number[kept],
-        lane=np.full(count, "host", object),
-        name=np.full(count, "backward", object),
-        start_ns=start_ns[kept],
-        end_ns=end_ns[kept],
-    )
+    marks = _marks(steps.number[kept], LAST, start_ns[kept], end_ns[kept])
     place = np.searchsorted(steps.number, found.step)
     place = np.minimum(place, max(len(steps.number) - 1, 0))
     is_sum = np.zeros(len(found.step), bool)
@@ -397,6 +401,11 @@ def sent_backward(
         of_layers = set(found.group[is_layers & is_scatter].tolist())
         is_layers |= is_scatter & np.array([name in of_layers for name in found.group], bool)
         is_sum &= ~is_layers
+        # A norm or a loss that is summed after the pass waits for the gradients, and is none. In a
+        # tiny model it may be one, but not where a stage of a pipeline has nothing else to sum.
+        is_word = is_sum & (found.bytes < LEAST_BYTES) & (issued_ns > launches[1][place])
+        if (is_sum & ~is_word).any() or np.isin(found.op, ("send", "recv")).any():
+            is_sum &= ~is_word
     is_bucket = is_sum & (found.op == "allreduce")
     is_sharded = are_scattered(found, is_bucket, is_sum & ~is_bucket)
     rows = np.flatnonzero(is_sum & ~is_bucket if is_sharded else is_bucket)
@@ -408,7 +417,34 @@ def sent_backward(
         bytes=found.bytes[rows],
         ready_ns=ready_ns[rows],
     )
+    marks = Spans.joined([marks, _earlier_passes(steps, backward)])
     return SentBackward(marks, gradients, are_buckets=bool(len(rows)) and not is_sharded)
+
+
+def _earlier_passes(steps: Steps, backward: Backward) -> Spans:
+    """Return the backward passes of each step before its last, where passes are known."""
+    if backward.of_pass is None or not len(backward.step):
+        return Spans.empty()
+    most = int(backward.of_pass.max()) + 1
+    place, of_row = np.unique(backward.step * most + backward.of_pass, return_inverse=True)
+    start_ns, end_ns = np.full(len(place), -ABSENT - 1), np.full(len(place), ABSENT)
+    np.minimum.at(start_ns, of_row.reshape(-1), backward.start_ns)
+    np.maximum.at(end_ns, of_row.reshape(-1), backward.end_ns)
+    step = place // most
+    is_earlier = np.append(step[1:] == step[:-1], [False])
+    number = steps.number[step[is_earlier]]
+    return _marks(number, EARLIER, start_ns[is_earlier], end_ns[is_earlier])
+
+
+def _marks(step: Whole, name: str, start_ns: Whole, end_ns: Whole) -> Spans:
+    return Spans(
+        rank=np.zeros(len(step), np.int64),
+        step=step,
+        lane=np.full(len(step), "host", object),
+        name=np.full(len(step), name, object),
+        start_ns=start_ns,
+        end_ns=end_ns,
+    )
 
 
 def sent_on_device(
@@ -438,7 +474,17 @@ def sent_on_device(
     mine = computes & (around >= 0) & (launched.step >= 0)
     begin_ns = trace.work["start_ns"][mine]
     end_ns = begin_ns + trace.work["duration_ns"][mine]
-    backward = Backward(launched.step[mine], launched.time_ns[mine], begin_ns, end_ns)
+    known = np.flatnonzero(computes & (launched.step >= 0) & (launched.time_ns != ABSENT))
+    of_pass = np.full(len(computes), -1)
+    of_pass[known] = passes_of_work(
+        launched.step[known],
+        launched.time_ns[known],
+        trace.work["duration_ns"][known],
+        around[known] >= 0,
+    )
+    backward = Backward(
+        launched.step[mine], launched.time_ns[mine], begin_ns, end_ns, of_pass[mine]
+    )
     # For each moment, the end of all computation launched before it.
     rows = np.flatnonzero(computes & (launched.time_ns != ABSENT))
     rows = rows[np.argsort(launched.time_ns[rows], kind="stable")]

@@ -26,14 +26,13 @@ from fullwire.importers.kineto import collectives as found_collectives
 from fullwire.importers.kineto.collectives import Backward, Found, SentBackward, sent_backward
 from fullwire.importers.kineto.contention import Slowing, slowing_of
 from fullwire.importers.kineto.recognise import Known, kinds_of, span_name
-from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, MOST_US, Trace, last_around
+from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, MOST_US, Trace
 from fullwire.importers.kineto.steps import (
     Launched,
     Steps,
     found_steps,
     launched,
     on_device,
-    passes_in_steps,
 )
 from fullwire.run.intervals import union, without
 from fullwire.run.run import SIZE_UNKNOWN, Operations, Spans, Text, Whole
@@ -118,6 +117,11 @@ def read_rank(trace: Trace, pattern: re.Pattern[str] | None) -> tuple[Outline, T
             "no launch is in the trace, so the device's work is cut at the "
             "processor's marks of steps, which it may lag behind"
         )
+    if steps.marks > 1:
+        remarks.append(
+            f"the optimizer runs once in {steps.marks} of the profiler's marks, so a step is that "
+            "many of them"
+        )
     devices = set(trace.work["device"].tolist())
     if len(devices) > 1:
         remarks.append(f"it used {len(devices)} devices, which are taken for one")
@@ -165,7 +169,7 @@ def _outline(
         step_ends_ns=steps.end_ns[: 0 if steps.is_numbered else _MOST_STEPS],
         has_steps=bool(len(steps.number)),
         has_buckets=tables.sent.are_buckets,
-        passes=_passes_of_usual_step(trace, by_launch, kinds),
+        passes=tables.sent.usual_passes if len(kinds) else None,
         collectives=len(found.op),
         joint=_joint(steps, found),
         without_size=int((found.dtype == SIZE_UNKNOWN).sum()),
@@ -354,24 +358,3 @@ def _spans(step: Whole, lane: Text, name: Text, start_ns: Whole, end_ns: Whole) 
         start_ns=start_ns,
         end_ns=end_ns,
     )
-
-
-def _passes_of_usual_step(trace: Trace, launched: Launched, kinds: NDArray[np.int8]) -> int | None:
-    operators = trace.operators
-    around = last_around(
-        operators["start_ns"],
-        operators["end_ns"],
-        operators["thread"],
-        operators["is_backward"] == 1,
-        launched.time_ns,
-        launched.thread,
-    )
-    computes = (trace.work["kind"] == 0) & (kinds != Known.COMMUNICATES)
-    rows = np.flatnonzero(computes & (launched.step >= 0) & (launched.time_ns != ABSENT))
-    counts = passes_in_steps(
-        launched.step[rows],
-        launched.time_ns[rows],
-        trace.work["duration_ns"][rows],
-        around[rows] >= 0,
-    )
-    return round(float(np.median(counts))) if len(counts) else None

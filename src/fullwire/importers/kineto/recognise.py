@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from fullwire.importers._format import compiled
 
 _LONGEST_NAME = 300  # Characters of a kernel's name, as templates can fill a page.
-_MEANT = ("step", "wait", "codec", "forward", "backward")  # names that mean something in a Run
+# Names that mean something in a Run.
+_MEANT = ("step", "wait", "codec", "forward", "backward", "earlier backward")
 
 
 class Known(IntEnum):

@@ -1,10 +1,13 @@
 """Find where steps begin and end, on the processor and on the device, which runs behind it.
 
-Steps come from ProfilerStep marks. Without them, a step lasts from the end of one optimizer step to
-the end of the next. Correlation numbers assign a device's work to the step that launched it. The
-processor may be in a later step by then: devices lag by more than a step in some jobs. So a step
-begins on the device with its first computation. If the device had run out of work, the step begins
-when the processor began it.
+Steps come from ProfilerStep marks. A job that accumulates gradients may have one for each pass. So
+where an optimizer runs in every so manieth mark alone, a step is as many of them. Without these
+marks, a step lasts from the end of one optimizer step to the end of the next.
+
+Correlation numbers assign a device's work to the step that launched it. The processor may be in a
+later step by then: devices lag by more than a step in some jobs. So a step begins on the device
+with its first computation. If the device had run out of work, the step begins when the processor
+began it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from fullwire.run.run import Whole
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d{1,9})")
 _OPTIMIZER = "Optimizer.step#"
+_FEWEST_TOLD = 2  # marks with an optimizer: so many tell how many marks are a step
 NO_STEP = -1
 
 
@@ -31,6 +35,7 @@ class Steps:
     start_ns: Whole
     end_ns: Whole
     is_numbered: bool  # the same on every rank, as ProfilerStep marks are
+    marks: int = 1  # of the profiler in each step
 
     def of(self, time_ns: Whole) -> Whole:
         """Return the place of the step that each moment of the processor lies in."""
@@ -72,7 +77,26 @@ def found_steps(trace: Trace) -> Steps:
     number, start_ns, end_ns = marks.T
     start_ns = np.maximum(start_ns, np.append([ABSENT], np.maximum.accumulate(end_ns)[:-1]))
     kept = end_ns > start_ns
-    return Steps(number[kept], start_ns[kept], end_ns[kept], is_numbered)
+    steps = Steps(number[kept], start_ns[kept], end_ns[kept], is_numbered)
+    return _up_to_optimizers(trace, steps) if is_numbered else steps
+
+
+def _up_to_optimizers(trace: Trace, steps: Steps) -> Steps:
+    """Return steps of as many marks as an optimizer runs once in, as far as they are whole."""
+    is_optimizer = np.array([name.startswith(_OPTIMIZER) for name in trace.names], bool)
+    begun_ns = trace.marks["start_ns"][is_optimizer[trace.marks["name"]]]
+    last = np.unique(steps.of(begun_ns))
+    last = last[last >= 0]
+    every = np.diff(steps.number[last])
+    if len(last) < _FEWEST_TOLD or every[0] == 1 or (every != every[0]).any():
+        return steps
+    count = int(every[0])
+    first = last - count + 1
+    whole = first >= 0
+    first, last = first[whole], last[whole]
+    whole = steps.number[last] - steps.number[first] == count - 1
+    number, start_ns = steps.number[last] // count, steps.start_ns[first]
+    return Steps(number[whole], start_ns[whole], steps.end_ns[last][whole], True, count)
 
 
 def launched(trace: Trace, steps: Steps) -> Launched:
@@ -129,28 +153,34 @@ def on_device(
 _LEAST_FORWARD = 0.25  # of the work before a step's first backward pass; less begins no new pass
 
 
-def passes_in_steps(
+def passes_of_work(
     step: Whole, launched_ns: Whole, length_ns: Whole, is_backward: NDArray[np.bool_]
 ) -> Whole:
-    """Return the number of backward passes of each step that has some.
+    """Return the place among the backward passes of its step of each work of one, and -1 of others.
 
     A row is a piece of work: its step, its launch, its length, and whether autograd launched it. A
     pass begins where about a forward pass of other work lies before it. A few kernels of a hook or
     of another thread lie within a pass.
     """
     order = np.lexsort((launched_ns, step))
-    step, rows = step[order], np.flatnonzero(is_backward[order])
+    rows = np.flatnonzero(is_backward[order])
+    found = np.full(len(step), -1)
     if not len(rows):
-        return np.zeros(0, np.int64)
+        return found
     other_ns = np.where(is_backward, 0, length_ns)[order]
     before_ns = np.cumsum(other_ns) - other_ns
-    numbers = step[rows]
+    numbers = step[order][rows]
     is_first = np.append([True], numbers[1:] != numbers[:-1])
     since_ns = np.diff(before_ns[rows], prepend=0)
-    since_ns[is_first] = (before_ns[rows] - before_ns[np.searchsorted(step, numbers)])[is_first]
-    forward_ns = since_ns[is_first][np.cumsum(is_first) - 1]
+    since_ns[is_first] = (before_ns[rows] - before_ns[np.searchsorted(step[order], numbers)])[
+        is_first
+    ]
+    of_step = np.cumsum(is_first) - 1
+    forward_ns = since_ns[is_first][of_step]
     begins = is_first | ((forward_ns > 0) & (since_ns >= _LEAST_FORWARD * forward_ns))
-    return np.add.reduceat(begins.astype(np.int64), np.flatnonzero(is_first))
+    count = np.cumsum(begins)
+    found[order[rows]] = count - count[is_first][of_step]
+    return found
 
 
 def _between_optimizers(trace: Trace) -> Whole:

@@ -420,7 +420,7 @@ def _telling(spans: Spans, *, is_first: bool) -> Spans:
     """Choose the spans that an outline holds."""
     if is_first or not len(spans):
         return spans
-    kept = np.isin(spans.name, ["step", "probe", "backward"])
+    kept = np.isin(spans.name, ["step", "probe", "backward", "earlier backward"])
     is_unmarked = ~np.isin(spans.rank, spans.rank[(spans.name == "step") & (spans.lane == "host")])
     for order in (
         np.lexsort((spans.start_ns, spans.rank)),

@@ -1,0 +1,235 @@
+"""Traces of pipelines: all stages are played together, as they wait for each other's transfers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fullwire as fw
+from fullwire.errors import UsageError
+from fullwire.importers import read
+from fullwire.run.run import Run
+from fullwire.simulation.beside_layers import Stages
+from fullwire.simulation.typical import typical_step
+from tests.unit.test_kineto import GEMM, Job, reduced
+from tests.unit.test_traced_gradients import BACKWARD, KERNELS
+
+STEPS, START_US, ACTIVATIONS, GRADIENTS = 5, 10.0, 8_000_000, 50_000_000
+MEASURED: dict[str, Any] = {"transport": "measured"}
+# A kernel with its pass and length, a collective or a transfer with its name, its ranks and its
+# size, or the wait for it.
+Part = tuple[Any, ...]
+
+
+def stage(rank: int, stages: int, batches: int, replicas: int, slower: float) -> Iterator[Part]:
+    """Yield a step of a rank, one forward and one backward pass by turns (1F1B)."""
+    place, before, after = rank // replicas, rank - replicas, rank + replicas
+    is_first, is_last = place == 0, place == stages - 1
+    times = slower if is_last else 1.0
+
+    def passed(is_backward: bool, batch: int) -> Iterator[Part]:
+        source, target = (after, before) if is_backward else (before, after)
+        if not (is_last if is_backward else is_first):
+            yield "send", "recv", (is_backward, batch), (source, rank), ACTIVATIONS
+            yield "wait", (is_backward, batch)
+        yield "work", is_backward, times * (2000 if is_backward else 1000)
+        if not (is_first if is_backward else is_last):
+            yield "send", "send", (is_backward, batch, "on"), (rank, target), ACTIVATIONS
+
+    warm = min(stages - place - 1, batches)
+    for batch in range(batches + warm):
+        if batch < batches:
+            yield from passed(False, batch)
+        if batch >= warm:
+            yield from passed(True, batch - warm)
+    if replicas > 1:
+        ranks = tuple(range(place * replicas, (place + 1) * replicas))
+        yield "send", "allreduce", "gradients", ranks, GRADIENTS
+        yield "wait", "gradients"
+    yield "work", False, 100
+    yield "send", "allreduce", "norm", tuple(range(stages * replicas)), 4
+    yield "wait", "norm"
+
+
+def around(rank: int, ranks: int) -> Iterator[Part]:
+    """Yield a step whose keys go around a ring of ranks, each beside the work for those before."""
+    following, before = (rank + 1) % ranks, (rank - 1) % ranks
+    for is_backward in (False, True):
+        long_us = 600 if is_backward else 300
+        for layer in range(3):
+            for turn in range(ranks - 1):
+                own = is_backward, layer, turn
+                yield "send", "send", (*own, "on"), (rank, following), ACTIVATIONS // 2
+                yield "send", "recv", own, (before, rank), ACTIVATIONS // 2
+                yield "work", is_backward, long_us
+                yield "wait", own
+                yield "wait", (*own, "on")
+            yield "work", is_backward, 2 * long_us
+    yield "send", "allreduce", "gradients", tuple(range(ranks)), GRADIENTS
+    yield "wait", "gradients"
+    yield "work", False, 100
+
+
+class Played:
+    """The steps of all ranks of a pipeline at a rate, in microseconds."""
+
+    def __init__(
+        self,
+        rate_gbps: float,
+        *,
+        stages: int = 4,
+        batches: int = 8,
+        replicas: int = 1,
+        slower: float = 1.0,
+        ring: int = 0,
+    ) -> None:
+        world = ring or stages * replicas
+        self.programs = [
+            list(around(rank, ring) if ring else stage(rank, stages, batches, replicas, slower))
+            for rank in range(world)
+        ]
+        self.rate_gbps, self.now = rate_gbps, [0.0] * world
+        self.jobs = [Job(rank, world) for rank in range(world)]
+        self.free: dict[Any, float] = {}
+        self.length_us = 0.0
+        for number in range(STEPS):
+            began = list(self.now)
+            self._step()
+            for job, begin, end in zip(self.jobs, began, self.now, strict=True):
+                job.step(number, begin, end)
+            self.length_us = self.now[0] - began[0]
+
+    def _step(self) -> None:
+        """Let each rank go on until it waits for a message that lacks a rank, in turns."""
+        begins, place = [now + 1 for now in self.now], [0] * len(self.now)
+        come: dict[Any, dict[int, tuple[float, float, str]]] = {}
+        over: dict[Any, float] = {}
+        count: dict[Any, int] = {}
+        names: list[dict[Any, Any]] = [{} for _ in self.now]
+        while any(at < len(program) for at, program in zip(place, self.programs, strict=True)):
+            for rank, program in enumerate(self.programs):
+                while place[rank] < len(program):
+                    part, launch = program[place[rank]], begins[rank] + place[rank]
+                    if part[0] == "work":
+                        self._kernel(rank, launch, part[1], part[2])
+                    elif part[0] == "wait":
+                        key = names[rank][part[1]]
+                        if key not in over:
+                            break
+                        self.now[rank] = max(self.now[rank], over[key])
+                    else:
+                        _, op, name, ranks, size = part
+                        numbered = rank, op, ranks
+                        count[numbered] = count.get(numbered, 0) + 1
+                        key = names[rank][name] = ranks, op == "allreduce", count[numbered]
+                        come.setdefault(key, {})[rank] = (self.now[rank], launch, op)
+                        if len(come[key]) == len(ranks):
+                            over[key] = self._sent(come[key], ranks, size)
+                    place[rank] += 1
+
+    def _kernel(self, rank: int, launch: float, is_backward: bool, long_us: float) -> None:
+        job, now = self.jobs[rank], self.now[rank]
+        job.kernel(GEMM, now, now + long_us, launch=launch)
+        if is_backward:
+            job.event("cpu_op", BACKWARD, launch - 0.1, launch + 0.8, tid=1)
+        self.now[rank] += long_us
+
+    def _sent(
+        self, come: dict[int, tuple[float, float, str]], ranks: tuple[int, ...], size: int
+    ) -> float:
+        begin = {rank: max(at, self.free.get((rank, ranks), 0)) for rank, (at, *_) in come.items()}
+        is_sum = any(op == "allreduce" for *_, op in come.values())
+        times = 2 * (len(ranks) - 1) / len(ranks) if is_sum else 1
+        end = max(begin.values()) + START_US + times * 8e-3 * size / self.rate_gbps
+        for rank, (_, launch, op) in come.items():
+            self.free[rank, ranks] = end
+            named = {"Collective name": op, "Group size": len(ranks)}
+            if op != "allreduce":
+                named |= {"Src Rank": ranks[0], "Dst Rank": ranks[1]}
+            args = reduced(size // 4, str(min(ranks)), str([*sorted(ranks)])) | named
+            stream = 10 + hash(ranks) % 1000
+            name = KERNELS["allreduce" if op == "allreduce" else "send"]
+            self.jobs[rank].kernel(name, begin[rank], end, launch=launch, stream=stream, **args)
+        return end
+
+    def traced(self, where: Path) -> Run:
+        for rank, job in enumerate(self.jobs):
+            job.write(where / f"{rank}.json")
+        return read(where)
+
+
+JOBS: dict[str, dict[str, Any]] = {
+    "two": {"stages": 2, "batches": 4},
+    "four": {"stages": 4, "batches": 8},
+    "few batches": {"stages": 4, "batches": 4},
+    "a long stage": {"stages": 4, "batches": 8, "slower": 1.3},
+    "replicas": {"stages": 2, "batches": 8, "replicas": 2},
+}
+
+
+@pytest.mark.parametrize("recorded_gbps", [10, 100])
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+def test_the_stages_of_a_pipeline_are_played_together(
+    tmp_path: Path, job: dict[str, Any], recorded_gbps: int
+) -> None:
+    recorded = Played(recorded_gbps, **job)
+    run = recorded.traced(tmp_path)
+    step = typical_step(run)
+    assert isinstance(step.others.course, Stages)
+    assert step.measured_ns == pytest.approx(1000 * recorded.length_us, rel=0.001)
+    rates_gbps = (10, 25, 50, 100, 400)
+    asked = MEASURED | {"line_rate": f"{recorded_gbps}Gbps"}
+    table = fw.whatif(run, **asked, bandwidth=[f"{rate}Gbps" for rate in rates_gbps])
+    for row, rate_gbps in enumerate(rates_gbps):
+        step_s = Played(rate_gbps, **job).length_us * 1e-6
+        assert table["step_s"][row] == pytest.approx(step_s, rel=0.04)
+        low_s, high_s = (ends[row] for ends in table.interval_s)
+        assert low_s <= step_s <= high_s < 1.3 * step_s
+
+
+def test_transfers_around_a_ring_are_needed_where_the_next_work_begins(tmp_path: Path) -> None:
+    run = Played(200, ring=4).traced(tmp_path)
+    rates_gbps = (25, 50, 100, 400)
+    asked = MEASURED | {"line_rate": "200Gbps"}
+    table = fw.whatif(run, **asked, bandwidth=[f"{rate}Gbps" for rate in rates_gbps])
+    for row, rate_gbps in enumerate(rates_gbps):
+        step_s = Played(rate_gbps, ring=4).length_us * 1e-6
+        assert table["step_s"][row] == pytest.approx(step_s, rel=0.05)
+        assert table.interval_s[0][row] <= step_s <= table.interval_s[1][row]
+
+
+def test_stages_at_other_speeds_equal_the_points_of_their_grid(tmp_path: Path) -> None:
+    run = Played(100, stages=2, batches=4).traced(tmp_path)
+    asked = MEASURED | {"line_rate": "100Gbps"}
+    grid = fw.whatif(run, **asked, compute_speed=[0.5, 2.0])
+    for row, speed in enumerate((0.5, 2.0)):
+        assert grid["step_s"][row] == fw.whatif(run, **asked, compute_speed=speed)["step_s"][0]
+
+
+def test_stages_that_wait_for_each_other_are_a_bubble_and_no_late_ranks(tmp_path: Path) -> None:
+    run = Played(100, stages=4, batches=4).traced(tmp_path)
+    facts = dataclasses.replace(run.facts, group_names="PIPELINE_MODEL_PARALLEL_GROUP: 0 1 2")
+    found = fw.explain(dataclasses.replace(run, facts=facts), bandwidth="100Gbps")
+    assert found.verdict.kind == "bubble"
+    assert found.account["straggler"] < 0.01 * found.step_s
+    assert found.account["bubble"] > 0.3 * found.step_s
+    assert sum(found.account.values()) == pytest.approx(found.step_s)
+    assert "straggler" not in {fix.kind for fix in found.fixes}
+
+
+def test_a_written_prediction_of_a_pipeline_has_its_bubble_and_predicts_no_other(
+    tmp_path: Path,
+) -> None:
+    run = Played(100, stages=4, batches=4).traced(tmp_path)
+    asked: dict[str, Any] = {"line_rate": "100Gbps", "bandwidth": "25Gbps", "transport": "full"}
+    written, table = fw.replay(run, **asked), fw.whatif(run, **asked)
+    found = fw.explain(written)
+    assert found.step_s == pytest.approx(table["step_s"][0])
+    assert found.account["bubble"] > 0.1 * found.step_s
+    assert found.account["straggler"] == 0
+    with pytest.raises(UsageError, match="ask the run that it was predicted from"):
+        fw.whatif(written, bandwidth="10Gbps")
