@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 
@@ -68,6 +69,22 @@ def test_no_sum_begins_in_a_probe_step_before_the_backward_pass_is_done(
         sums &= table.issue_ns <= end_ns
         assert sums.sum() > 1
         assert (table.issue_ns[sums] >= computed_ns).all()
+
+
+@needs_torch
+@pytest.mark.parametrize("asked", ["work", "future"])
+def test_a_backward_pass_that_asks_until_a_sum_has_ended_sees_it_end(
+    tmp_path: Path, asked: str
+) -> None:
+    """Held back until that pass is done, the sum would never end."""
+    words = together(RANKS, "polled.py", asked)
+    plain = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    alone = ["timeout", "60", *words]  # a job that hangs fails here
+    recording = record(
+        ["sh", "-c", f'"$@" > {tmp_path}/printed', "sh", *alone], tmp_path / "job.run", probe=True
+    )
+    assert recording.exit_status == 0
+    assert (tmp_path / "printed").read_text() == plain.stdout
 
 
 @needs_torch

@@ -109,6 +109,8 @@ class Probes:
     def release(self) -> None:
         """Issue the held-back all-reduces, and wait for them."""
         held, self._held = self._held, []
+        if not held:
+            return  # as where a hook asks during a release
         self._is_releasing = True
         try:
             with self._beside_computing():
@@ -132,14 +134,14 @@ class Probes:
                 self._ran_ns += ran_ns - before_ns[0]
                 self._waited_ns += waited_ns - before_ns[1]
 
-    def waiting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a wait for a future, which may belong to a held-back all-reduce."""
+    def asking(self, ask: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a question to a future, or a wait: it may belong to a held-back all-reduce."""
 
-        @functools.wraps(wait)
+        @functools.wraps(ask)
         def released(*args: Any, **kwargs: Any) -> Any:
             if self._held:
                 self.release()
-            return wait(*args, **kwargs)
+            return ask(*args, **kwargs)
 
         return released
 
@@ -190,11 +192,13 @@ class _Held(dist.Work):  # type: ignore[misc]  # torch may be absent when we che
         return self._tensors
 
     def is_completed(self) -> bool:
-        """Say whether it has ended."""
+        """Say whether it has ended; a caller that asks until it has must see it end."""
+        self._probes.release()
         return self._work is not None and bool(self._work.is_completed())
 
     def is_success(self) -> bool:
         """Say whether it has ended well."""
+        self._probes.release()
         return self._work is not None and bool(self._work.is_success())
 
     def exception(self) -> Any:
