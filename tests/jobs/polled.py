@@ -17,7 +17,7 @@ STEPS = 8
 
 
 def has_ended(work: Any) -> bool:
-    return work.get_future().done() if sys.argv[1] == "future" else work.is_completed()
+    return bool(work.get_future().done() if sys.argv[1] == "future" else work.is_completed())
 
 
 def main() -> None:

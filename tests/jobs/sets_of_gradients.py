@@ -1,7 +1,7 @@
 """Train in each of several ways to use backward passes; print what the recorder said of each pass.
 
-It prints, as JSON, the passes of the third step of each way: B begins a set of gradients, A adds to
-that of the pass before, and for ? nothing shows.
+It prints the passes of the third step of each way, as JSON. B begins a set of gradients. A adds to
+that of the pass before. For ? nothing shows.
 """
 
 from __future__ import annotations
