@@ -1,11 +1,13 @@
-"""Sum each gradient when it is ready, and ask until the sum of the gradient before has ended.
+"""Sum each gradient when it is ready, and ask meanwhile whether sums have ended.
 
-The argument says what the backward pass asks: the work or its future. It prints the digest of the
-weights.
+The argument says who asks what. The backward pass asks a work or its future until the sum of the
+gradient before has ended. Or a thread asks all works, again and again. The job prints the digest of
+the weights.
 """
 
 import hashlib
 import sys
+import threading
 import time
 from typing import Any
 
@@ -13,7 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-STEPS = 8
+STEPS = 24
+
+
+def ask_all(works: list[Any], is_over: threading.Event) -> None:
+    while not is_over.wait(1e-4):
+        for work in list(works):
+            work.is_completed()
 
 
 def has_ended(work: Any) -> bool:
@@ -27,9 +35,13 @@ def main() -> None:
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     works: list[Any] = []
+    is_over = threading.Event()
+    asking = threading.Thread(target=ask_all, args=(works, is_over))
+    if sys.argv[1] == "thread":
+        asking.start()
 
     def ready(parameter: torch.Tensor) -> None:
-        while works and not has_ended(works[-1]):
+        while works and sys.argv[1] != "thread" and not has_ended(works[-1]):
             time.sleep(1e-4)
         works.append(dist.all_reduce(parameter.grad, async_op=True))
 
@@ -42,6 +54,9 @@ def main() -> None:
         works.clear()
         optimizer.step()
         optimizer.zero_grad()
+    is_over.set()
+    if asking.ident is not None:
+        asking.join()
     weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
     dist.barrier()
     dist.destroy_process_group()

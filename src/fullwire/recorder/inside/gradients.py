@@ -1,6 +1,6 @@
 """Find out about gradients from their parameters, without reading one.
 
-Their bytes are those of the gradient that a rank makes itself, whatever part of it the rank keeps.
+Bytes are those of the gradient that a rank makes. The rank may keep a part of it.
 
 Passes that accumulate leave their parameters and gradients alone in between. All others change one
 of the two, or have no parameter in common: GANs and critics use a model's gradients, and go on with
@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-UNKNOWN, BEGINS, ADDS = 0, 1, 2  # what a pass does: nothing that shows, a new set, or adding
+UNKNOWN, BEGINS, ADDS = 0, 1, 2  # a pass makes a new set of gradients or adds to the latest
 
 _REMAKES = "_fsdp_flattened"  # set by FSDP1, which makes gradients anew in each pass that adds
 
