@@ -590,6 +590,9 @@ def test_a_job_that_sums_in_each_pass_is_told_to_sum_once_a_step() -> None:
     assert "A step adds up the gradients of 2 passes." in sentences(fw.explain(job).notes)
     [counts] = [each for each in fw.whatif(of_two).warnings if "2 passes" in each]
     assert "a recorded step has 2 passes, and times here are those of such a step" in counts
+    seen, kind = Seen(sums_per_step=2.0), fix_kind("accumulation")
+    assert [each.setting for each in kind.to_try(job, account(job, {}), seen, None)] == ["2"]
+    assert not [*kind.to_try(of_two, account(of_two, {}), seen, None)]
 
 
 def every_third_waits(host_ms: int) -> Run:
