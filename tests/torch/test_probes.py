@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import threading
+import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from fullwire.recorder.inside.probes import FIRST, THEN_EVERY
+from fullwire.recorder.inside.probes import FIRST, THEN_EVERY, Probes
 from fullwire.recorder.record import record
 from fullwire.run.run import Run
 from fullwire.simulation.typical import typical_step
@@ -68,6 +73,53 @@ def test_no_sum_begins_in_a_probe_step_before_the_backward_pass_is_done(
         sums &= table.issue_ns <= end_ns
         assert sums.sum() > 1
         assert (table.issue_ns[sums] >= computed_ns).all()
+
+
+@needs_torch
+@pytest.mark.parametrize("asked", ["work", "future", "thread"])
+def test_whoever_asks_in_a_backward_pass_until_a_sum_has_ended_sees_it_end(
+    tmp_path: Path, asked: str
+) -> None:
+    """Held back until that pass is done, the sum would never end."""
+    words = together(RANKS, "polled.py", asked)
+    plain = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    alone = ["timeout", "60", *words]  # a job that hangs fails here
+    recording = record(
+        ["sh", "-c", f'"$@" > {tmp_path}/printed', "sh", *alone], tmp_path / "job.run", probe=True
+    )
+    assert recording.exit_status == 0
+    assert (tmp_path / "printed").read_text() == plain.stdout
+
+
+@needs_torch
+def test_sums_keep_their_order_while_another_thread_asks_for_the_first() -> None:
+    torch = pytest.importorskip("torch")
+    sent: list[str] = []
+    begun = threading.Event()
+
+    def collective(group: str, tensors: list[Any]) -> Any:
+        if group == "first":
+            begun.set()
+            time.sleep(0.05)
+        sent.append(group)
+        return SimpleNamespace(wait=lambda: True, is_completed=lambda: True)
+
+    probes = Probes(cast(Any, SimpleNamespace(is_open=True)))
+    probes.is_on = True
+    all_reduce = probes.around(collective, "allreduce")
+
+    def ready(gradient: Any) -> None:
+        first = all_reduce("first", [gradient])
+        asking = threading.Thread(target=first.is_completed)
+        asking.start()
+        assert begun.wait(10)
+        all_reduce("second", [gradient])
+        asking.join()
+
+    parameter = torch.zeros(1, requires_grad=True)
+    parameter.register_hook(ready)
+    parameter.sum().backward()
+    assert sent == ["first", "second"]
 
 
 @needs_torch

@@ -181,6 +181,10 @@ def test_more_passes_are_predicted_from_whole_steps_of_a_job_that_accumulates() 
     assert found.predicted_s == pytest.approx(0.137, rel=0.03)
     assert verify(accumulated(4), accumulated(2)) is None
     assert verify(accumulated(2), accumulated(3)) is None
+    # More passes of a closure that clears gradients have their own sums.
+    two = accumulated(2)
+    of_closure = dataclasses.replace(two, facts=two.facts | Facts(gradient_sets=2))
+    assert verify(of_closure, accumulated(4)) is None
 
 
 def test_the_advice_to_a_job_that_accumulates_counts_its_own_passes() -> None:

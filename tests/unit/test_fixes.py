@@ -19,7 +19,7 @@ from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
 from fullwire.timeline.account import account
-from fullwire.words import sentence, setting
+from fullwire.words import sentence, sentences, setting
 from tests.jobs_by_hand import GIGABIT, MS, Rank, a_job, a_job_of_experts, a_trained_job
 
 
@@ -578,6 +578,21 @@ def test_a_job_that_sums_in_each_pass_is_told_to_sum_once_a_step() -> None:
     on_one_host = with_facts(job, hosts="a,a", line_rate_bps=None)
     [once] = [fix for fix in fw.explain(on_one_host).fixes if fix.kind == "accumulation"]
     assert once.step_s == pytest.approx(0.125, rel=0.02)
+    # Passes of two models, or of a closure that clears gradients, cannot be sent together.
+    of_two = with_facts(job, gradient_sets=2)
+    found = fw.explain(of_two)
+    assert not {"accumulation", "synchronisation"} & {fix.kind for fix in found.fixes}
+    said = sentences(found.notes)
+    assert (
+        "A step has 2 passes, and not all of their gradients add up: some are cleared or used "
+        "before the next pass." in said
+    )
+    assert "A step adds up the gradients of 2 passes." in sentences(fw.explain(job).notes)
+    [counts] = [each for each in fw.whatif(of_two).warnings if "2 passes" in each]
+    assert "a recorded step has 2 passes, and times here are those of such a step" in counts
+    seen, kind = Seen(sums_per_step=2.0), fix_kind("accumulation")
+    assert [each.setting for each in kind.to_try(job, account(job, {}), seen, None)] == ["2"]
+    assert not [*kind.to_try(of_two, account(of_two, {}), seen, None)]
 
 
 def every_third_waits(host_ms: int) -> Run:

@@ -38,7 +38,13 @@ from fullwire.simulation.grid import Subject
 from fullwire.simulation.schedule import sent_in_buckets
 from fullwire.simulation.typical import typical_step
 from fullwire.timeline.alone import alone_by_account
-from fullwire.timeline.passes import equal_work, passes_of_step, passes_that_each_sum, sums_once
+from fullwire.timeline.passes import (
+    equal_work,
+    passes_add_up,
+    passes_of_step,
+    passes_that_each_sum,
+    sums_once,
+)
 from fullwire.words import sentences
 
 _CASTING_HOOKS = ("fp16_compress_hook", "bf16_compress_hook")
@@ -105,7 +111,8 @@ def verify(
     # A prediction replays whole steps of the first run. The answer is then of one pass.
     passes_before, passes_after = (passes[0] or 1, passes[1] or 1) if is_other_work else (1, 1)
     times = round(passes_after / passes_before)
-    if abs(passes_after / passes_before - times) > _ABOUT_WHOLE or not times:
+    has_others = is_other_work and not (passes_add_up(before) and passes_add_up(after))
+    if has_others or abs(passes_after / passes_before - times) > _ABOUT_WHOLE or not times:
         return None  # a part of a step was never seen
     each_sums = bool(passes_that_each_sum(before)), bool(passes_that_each_sum(after))
     becomes_one_sum = each_sums == (True, False)

@@ -20,13 +20,13 @@ def show(
 
     fullwire show job.run
     """
-    from fullwire.findings.kinds_of_steps import StepAddsUpPasses
+    from fullwire.findings.kinds_of_steps import about_passes
     from fullwire.importers import contents
     from fullwire.report.as_data import run_object
     from fullwire.report.contents import print_metrics, print_run
     from fullwire.run.kinds import kinds_of
     from fullwire.run.store import is_run, read_parts, read_run
-    from fullwire.timeline.passes import passes_of_step
+    from fullwire.timeline.passes import passes_add_up, passes_of_step
     from fullwire.words import sentence
 
     outline, rows = contents(run)
@@ -39,7 +39,7 @@ def show(
         work = None
         if (passes := passes_of_step(first) or 1) > 1:
             is_mean = bool(kinds_of(first).kinds)
-            work = sentence(StepAddsUpPasses(passes=passes, is_mean=is_mean))
+            work = sentence(about_passes(passes, add_up=passes_add_up(first), is_mean=is_mean))
         print_run(outline, rows, run, work)
         metrics = outline.metrics
         if rows.get("metrics") and is_run(Path(run)):  # the outline has no rows

@@ -55,6 +55,24 @@ class StepAddsUpPasses(Finding):
     is_mean: bool = False  # of several kinds of steps
 
 
+class StepMakesSetsOfGradients(Finding):
+    """The passes of a step are of several models, or of a closure that clears gradients."""
+
+    template = (
+        "A step has {passes:.3g} passes{is_mean:? in the mean}, and not all of their gradients add "
+        "up: some are cleared or used before the next pass."
+    )
+
+    passes: float
+    is_mean: bool = False  # of several kinds of steps
+
+
+def about_passes(passes: float, *, add_up: bool, is_mean: bool = False) -> Finding:
+    """Say what the passes of a step with several do."""
+    kind = StepAddsUpPasses if add_up else StepMakesSetsOfGradients
+    return kind(passes=passes, is_mean=is_mean)
+
+
 def names_of(kinds: Sequence[Kind]) -> tuple[str, ...]:
     """Name each kind of steps by the first figure in which all of them differ."""
     sent_bytes = sums_of(kinds)

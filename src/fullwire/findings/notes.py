@@ -11,7 +11,7 @@ from fullwire.findings.between import outside_of_steps
 from fullwire.findings.case import NOTABLE, Case, communicates, computes, lacks_ranks
 from fullwire.findings.finding import Finding
 from fullwire.findings.goodput import about_goodput
-from fullwire.findings.kinds_of_steps import StepAddsUpPasses, told_kinds, too_few_of_a_kind
+from fullwire.findings.kinds_of_steps import about_passes, told_kinds, too_few_of_a_kind
 from fullwire.findings.sureness import about_kernels, about_others
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
@@ -22,7 +22,7 @@ from fullwire.simulation.forecast import Forecaster
 from fullwire.simulation.of_kinds import NO_COMMUNICATION
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.contention import probe_steps
-from fullwire.timeline.passes import passes_of_step
+from fullwire.timeline.passes import passes_add_up, passes_of_step
 from fullwire.timeline.steadiness import changed_midway
 from fullwire.timeline.transfers import recorded_ranks, world
 from fullwire.timeline.utilization import missing_tables
@@ -358,7 +358,7 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
     if kinds := account.by_kind():
         yield told_kinds(account.kinds.kinds, [kind.step_s for kind in kinds])
     elif (passes := passes_of_step(run) or 1) > 1:
-        yield StepAddsUpPasses(passes=passes)
+        yield about_passes(passes, add_up=passes_add_up(run))
     yield from too_few_of_a_kind(account.kinds.unlike)
     change = changed_midway(account)
     if change is not None:

@@ -29,7 +29,7 @@ from fullwire.simulation.grid import Grid, Predictions, Subject, tried
 from fullwire.simulation.interval import Further, ends_of_nics, rests_on_least
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.transport import MeasuredTransport
-from fullwire.timeline.passes import passes_of_step
+from fullwire.timeline.passes import passes_add_up, passes_of_step
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 from fullwire.units import show_rate
 from fullwire.workloads import workload
@@ -556,7 +556,7 @@ def _of_run(
     yield from too_few_of_a_kind(kinds_of(run).unlike, name)
     is_modelled = run.provenance.basis == "modelled"  # with one pass in a step
     if not is_modelled and (passes := passes_of_step(run) or 1) > 1:
-        yield StepCountsAsPass(run=name, passes=passes)
+        yield StepCountsAsPass(run=name, passes=passes, add_up=passes_add_up(run))
     delays = [seconds for _, seconds in run.facts.run_delay_s or ()]
     is_shared = delays and subject.step.is_estimated and sums_on_processors(run)
     delay_s = float(np.median(delays)) if is_shared else 0.0

@@ -362,9 +362,10 @@ class StepCountsAsPass(Finding):
     """A recorded step of several passes is the unit of the conditions."""
 
     template = (
-        "{run}: a recorded step adds up {passes:.4g} passes, and times here are those of such a "
-        "step. --accumulate says how many times these passes are in one sum."
+        "{run}: a recorded step {add_up:adds up|has} {passes:.4g} passes, and times here are those "
+        "of such a step. --accumulate says how many times these passes are in one sum."
     )
 
     run: str
     passes: float
+    add_up: bool

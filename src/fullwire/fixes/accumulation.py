@@ -112,9 +112,12 @@ class Accumulation(FixKind):
         self, run: Run, account: Account, seen: Seen, job: Forecaster | None
     ) -> Iterator[Worthwhile]:
         """Yield the passes that the job makes with sums in each step of its optimizer."""
+        from fullwire.timeline.passes import passes_add_up
+
         passes = round(seen.sums_per_step)
         if (
             seen.clears_between_passes
+            or not passes_add_up(run)
             or kinds_of(run).kinds  # no number of passes fits all steps
             or passes < 2
             or abs(seen.sums_per_step - passes) > 0.1 * passes

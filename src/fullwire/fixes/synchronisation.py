@@ -11,7 +11,7 @@ from fullwire.run.run import Run
 from fullwire.run.usual import local_steps_of
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account
-from fullwire.timeline.passes import passes_of_step, passes_that_each_sum
+from fullwire.timeline.passes import passes_add_up, passes_of_step, passes_that_each_sum
 
 _TIMES_AS_MANY = (2, 4)  # passes between sums, in place of the recorded ones
 _BY_DDP = "with model.no_sync() in {without} of {every} passes; the batch is {times}x larger"
@@ -105,6 +105,8 @@ class Synchronisation(FixKind):
         """Predict sending the gradients of several steps together."""
         if passes_that_each_sum(run):
             return  # One sum a step comes first, and the batch stays as it is.
+        if not passes_add_up(run):
+            return  # Several models or a closure: no number of passes can share a sum.
         kind: type[FewerSums]
         if run.facts.buckets is not None:
             kind, setting = FewerSumsOfDdp, _BY_DDP

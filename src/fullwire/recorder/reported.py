@@ -26,6 +26,7 @@ import numpy as np
 
 from fullwire.collectives.cost import Floats
 from fullwire.files import named_by_folder
+from fullwire.recorder.inside.gradients import ADDS, BEGINS
 from fullwire.recorder.inside.journal import Note
 from fullwire.recorder.inside.metrics import EVENTS_SUFFIX, value_of
 from fullwire.recorder.journals import Journal
@@ -39,6 +40,7 @@ KINDS = (*_NOISE, Note.SAMPLES, Note.FORWARD, Note.BACKWARD)
 # So small a share of steps that took nothing, as where a thread reads, leaves the mean as it is.
 _FEW_WITHOUT = 0.1
 _ALIKE = 0.1  # of the samples of a step: rows that differ less from them are samples
+_MOST_STEPS = 0.9  # of several passes: few others, such as the first, are exceptions
 _EVER = 2**63 - 1
 _PARTS = 4  # of a run, in each of which a steady program takes about as much
 
@@ -50,6 +52,7 @@ class Reported:
         self._samples: list[float | None] = []  # of a step of each rank
         self._taken: list[Whole] = []  # samples of each step of each rank, where it took some
         self._passes: list[float] = []  # of a step of each rank, where it has some
+        self._sets: list[int] = []  # of gradients, of a step of each rank that has several passes
         self._names: set[str] = set()
         self._metrics: list[Metrics] = []
         self._own: dict[int, list[float]] = defaultdict(list)
@@ -87,6 +90,7 @@ class Reported:
         self._taken += [by_step] if by_step.any() else []
         passes = _by_step(notes[Note.BACKWARD], steps)
         self._passes += [float(np.median(passes[passes > 0]))] if passes.any() else []
+        self._sets += _sets_of_gradients(notes[Note.BACKWARD], steps)
         fresh = {number: name for number, name in _named(journal) if name not in self._names}
         if fresh:
             self._names |= set(fresh.values())
@@ -173,10 +177,11 @@ class Reported:
         return float(np.median(self._passes)) if self._passes else 1.0
 
     def facts(self, workers: int) -> Facts:
-        """Return the samples of a step of so many workers, and of one of its passes."""
+        """Return the samples and the sets of gradients of a step of so many workers."""
+        passes = Facts(gradient_sets=max(self._sets, default=None))
         if self.rank_samples is None:
-            return Facts()
-        return Facts(
+            return passes
+        return passes | Facts(
             step_samples=max(1, round(self.rank_samples * (workers or self._ranks))),
             pass_samples=max(1, round(self.rank_samples / self._rank_passes)),
         )
@@ -205,6 +210,21 @@ def _by_step(notes: Whole, steps: Steps, *, of_numbers: bool = False) -> Whole:
     step = steps.of(notes[:, 1])
     weights = notes[step != OUTSIDE, 0] if of_numbers else None
     return np.bincount(step[step != OUTSIDE], weights, len(steps)).astype(np.int64)
+
+
+def _sets_of_gradients(backward: Whole, steps: Steps) -> list[int]:
+    """Return how many sets of gradients most steps of several passes make, if this shows."""
+    backward = backward[np.argsort(backward[:, 1], kind="stable")]
+    step = steps.of(backward[:, 1])
+    is_inside = step != OUTSIDE
+    did, step = backward[is_inside, 0], step[is_inside]
+    passes, shows = (np.bincount(step, by, len(steps)) for by in (None, did > 0))
+    of_first = did[np.searchsorted(step, np.arange(len(steps))[passes > 1])]
+    begun = np.bincount(step, did == BEGINS, len(steps))[passes > 1] + (of_first == ADDS)
+    begun = begun[shows[passes > 1] > 0]
+    if not len(begun):
+        return []
+    return [max(1, int(np.quantile(begun, _MOST_STEPS, method="lower")))]
 
 
 def _samples_by_step(taken: Whole, steps: Steps) -> Whole:

@@ -12,11 +12,12 @@ import numpy as np
 
 from fullwire.findings.audit import audit_of_recording
 from fullwire.findings.between import between_steps
-from fullwire.findings.kinds_of_steps import StepAddsUpPasses, too_few_of_a_kind
+from fullwire.findings.kinds_of_steps import about_passes, too_few_of_a_kind
 from fullwire.report.terminal import columns, left_out, mean_of
 from fullwire.run.run import Hosts, Links, Run
 from fullwire.run.store import read_parts, read_rows, read_run, rows_written
 from fullwire.timeline.contention import probe_steps
+from fullwire.timeline.passes import passes_add_up
 from fullwire.timeline.summary import (
     Windows,
     links_in_use,
@@ -72,7 +73,8 @@ def _summary(path: Path) -> Iterator[str]:
             + (f", and {max(probes)} probe steps" if max(probes) else "")
         )
     if (summary.passes or 1) > 1:
-        work = StepAddsUpPasses(passes=summary.passes or 1, is_mean=summary.kinds > 1)
+        add_up, is_mean = passes_add_up(run), summary.kinds > 1
+        work = about_passes(summary.passes or 1, add_up=add_up, is_mean=is_mean)
         yield f"  work           {in_words(work)}"
     for few in too_few_of_a_kind(summary.unlike):
         yield f"  kinds of steps {in_words(few)}"

@@ -108,6 +108,9 @@ class Facts:
     marked_passes: int | None = fact(
         "passes whose gradients a step adds up, by a trace's marks of autograd", _AT_LEAST_ONE
     )
+    gradient_sets: int | None = fact(
+        "sets of gradients that the passes of a step make; 1 where all add up", _AT_LEAST_ONE
+    )
     step_samples: int | None = fact("samples of all workers in one step", _AT_LEAST_ONE)
     local_steps: int | None = fact(
         "steps of a worker of its own to each sum", _AT_LEAST_ONE, may_be_none=True

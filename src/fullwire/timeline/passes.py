@@ -39,6 +39,11 @@ def passes_of_step(run: Run) -> float | None:
     return round(float(np.median(counts))) if len(counts) else None
 
 
+def passes_add_up(run: Run) -> bool:
+    """Say whether the passes of a step add up to one set of gradients, as far as a run tells."""
+    return (run.facts.gradient_sets or 1) == 1
+
+
 def hides_passes(run: Run) -> bool:
     """Say whether a run hides the passes of its steps, as a trace without autograd's marks does.
 
@@ -54,13 +59,13 @@ def hides_passes(run: Run) -> bool:
 
 
 def passes_that_each_sum(run: Run) -> float:
-    """Return the passes of a step where DDP sums all gradients in each of them; else 0.
+    """Return the passes of a step that adds them up, where DDP sums in each of them; else 0.
 
     Then a step sends its gradients so many times. In a job with several kinds of steps it is their
     mean, and each kind does so.
     """
     passes = passes_of_step(run) or 1
-    if passes <= 1 or run.facts.buckets is None:
+    if passes <= 1 or run.facts.buckets is None or not passes_add_up(run):
         return 0
     kinds = kinds_of(run).kinds
     if not kinds:

@@ -69,7 +69,7 @@ class Note:
 
     OPTIMIZER = 1  # Number of the optimizer, start, length.
     FORWARD = 2  # Rows of the first tensor given, or 0 if unknown, start, length.
-    BACKWARD = 3  # 0, start, length.
+    BACKWARD = 3  # BEGINS, ADDS or UNKNOWN of gradients.py, start, length.
     GRADIENT = 4  # Number of the parameter, time when its gradient was ready, 0.
     ISSUE = 5  # Number of the collective, time of its issue, number of its signature.
     END = 6  # Number of the collective, time of its result, 1 if only its waiter knows.

@@ -46,7 +46,10 @@ class Probes:
         # In these collectives this thread ran for so long, and waited so long for a processor.
         self._ran_ns = self._waited_ns = 0
         self._may_hold = True
-        self._is_releasing = False
+        # Other threads of the program may ask or send meanwhile. The order of sums stays that of
+        # their calls.
+        self._in_order = threading.RLock()
+        self._releasing: set[int] = set()  # threads
         self.is_on = False
 
     def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -78,13 +81,16 @@ class Probes:
         @functools.wraps(collective)
         def apart(group: Any, *args: Any, **kwargs: Any) -> Any:
             # During a release, hooks issue the collectives that follow their first sum.
-            if not self.is_on or self._is_releasing:
+            if not self.is_on or threading.get_ident() in self._releasing:
                 return collective(group, *args, **kwargs)
-            if op == "allreduce" and self._is_backward():
-                held = _Held(self, functools.partial(collective, group, *args, **kwargs), args)
-                self._held.append(held)
-                self._apart += 1
-                return held
+            if op == "allreduce":
+                with self._in_order:
+                    if self._is_backward():
+                        issue = functools.partial(collective, group, *args, **kwargs)
+                        held = _Held(self, issue, args)
+                        self._held.append(held)
+                        self._apart += 1
+                        return held
             self.release()
             with self._beside_computing():
                 work = collective(group, *args, **kwargs)
@@ -108,16 +114,23 @@ class Probes:
 
     def release(self) -> None:
         """Issue the held-back all-reduces, and wait for them."""
-        held, self._held = self._held, []
-        self._is_releasing = True
+        thread = threading.get_ident()
+        is_inner = thread in self._releasing  # as where a hook asks during a release
+        with self._in_order:  # or another thread is still issuing them
+            if not self._held:
+                return
+        self._releasing.add(thread)
         try:
             with self._beside_computing():
-                for work in held:
-                    work.issue()
+                with self._in_order:
+                    held, self._held = self._held, []
+                    for work in held:
+                        work.issue()
                 for work in held:
                     work.finish()
         finally:
-            self._is_releasing = False
+            if not is_inner:
+                self._releasing.discard(thread)
 
     @contextlib.contextmanager
     def _beside_computing(self) -> Iterator[None]:
@@ -132,14 +145,14 @@ class Probes:
                 self._ran_ns += ran_ns - before_ns[0]
                 self._waited_ns += waited_ns - before_ns[1]
 
-    def waiting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a wait for a future, which may belong to a held-back all-reduce."""
+    def asking(self, ask: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a question to a future, or a wait: it may belong to a held-back all-reduce."""
 
-        @functools.wraps(wait)
+        @functools.wraps(ask)
         def released(*args: Any, **kwargs: Any) -> Any:
             if self._held:
                 self.release()
-            return wait(*args, **kwargs)
+            return ask(*args, **kwargs)
 
         return released
 
@@ -190,11 +203,13 @@ class _Held(dist.Work):  # type: ignore[misc]  # torch may be absent when we che
         return self._tensors
 
     def is_completed(self) -> bool:
-        """Say whether it has ended."""
+        """Say whether it has ended; a caller that asks until it has must see it end."""
+        self._probes.release()
         return self._work is not None and bool(self._work.is_completed())
 
     def is_success(self) -> bool:
         """Say whether it has ended well."""
+        self._probes.release()
         return self._work is not None and bool(self._work.is_success())
 
     def exception(self) -> Any:

@@ -45,6 +45,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .clock import Clock, Moment, clock_of_this_torch
 from .collectives import COLLECTIVES, watch_collectives
 from .ending import at_end, before_hard_end
+from .gradients import Adding, gradient_bytes
 from .journal import NOISE_VARIABLE, PROBE_VARIABLE, Journal, Note
 from .metrics import watch_metrics
 from .noise import SHARDING, GradientNoise
@@ -180,13 +181,15 @@ def _watch_backward(
             return backward(*args, **kwargs)
         journal.write_if_due()
         # In this order, because no gradient may be ready before its pass began.
+        gradients.adding.pass_begins()
         gradients.is_in_pass, began, after_ns = True, clock.moment(), _now()
         try:
             result = backward(*args, **kwargs)
         finally:
             gradients.is_in_pass = False
             gradients.backwards += 1
-            clock.note(Note.BACKWARD, 0, began, clock.moment())
+            ended = clock.moment()
+            clock.note(Note.BACKWARD, gradients.adding.pass_ended(), began, ended)
         if gradients.due:
             gradients.tell(after_ns)
         if noise is not None:
@@ -393,17 +396,18 @@ class Gradients:
         self._by_reducer: weakref.WeakKeyDictionary[Any, _Account] = weakref.WeakKeyDictionary()
         self._by_optimizer = _ByObject()  # accounts, with their passes at its last step
         self.due: set[_Account] = set()  # accounts whose pass has begun
+        self.adding = Adding()
         self.is_in_pass = False
         self.backwards = 0  # passes through torch.autograd.backward
 
     def watch(self, optimizer: Any, parameters: Iterable[Any]) -> None:
         """Hook the parameters of an optimizer, except those whose times a reducer gives."""
-        accounts = self._by_optimizer.get(optimizer)
+        accounts, parameters = self._by_optimizer.get(optimizer), [*parameters]
         if accounts is None:
             accounts = {}
             self._by_optimizer.put(optimizer, accounts)
-        parameters = [*parameters]
-        for parameter, size in zip(parameters, _gradient_bytes(parameters), strict=True):
+            self.adding.watch(parameters)
+        for parameter, size in zip(parameters, gradient_bytes(parameters), strict=True):
             account = self._account_of.get(parameter)
             if account is not None and account.is_kept:
                 accounts[account] = account.passes
@@ -424,7 +428,7 @@ class Gradients:
     def keep_account(self, reducer: Any, parameters: Sequence[Any]) -> None:
         """Use a reducer's times from now on, unless its parameters have hooks or device events."""
         if not any(parameter.is_cuda or parameter in self._hooked for parameter in parameters):
-            first, *_ = [self._number(size) for size in _gradient_bytes(parameters)]
+            first, *_ = [self._number(size) for size in gradient_bytes(parameters)]
             account = _Account(reducer, first, len(parameters))
             self._by_reducer[reducer] = account
             for parameter in parameters:
@@ -465,42 +469,6 @@ class Gradients:
             self.watch(optimizer, group["params"])
         for account in accounts:
             accounts[account] = account.passes
-
-
-def _gradient_bytes(parameters: Sequence[Any]) -> list[int]:
-    """Return the bytes of the gradient that a rank makes itself of each parameter.
-
-    A DTensor states the size of the whole, and a rank holds a part. Tensor parallelism makes a
-    gradient of the rank's own part. FSDP gathers a parameter first, as large as it was given.
-    """
-    are_split = [hasattr(parameter, "to_local") for parameter in parameters]
-    gathered = _gathered_elements() if any(are_split) else {}
-    sizes = []
-    for parameter, is_split in zip(parameters, are_split, strict=True):
-        elements = parameter.numel()
-        if id(parameter) in gathered:
-            elements = gathered[id(parameter)]
-        elif is_split:
-            elements = parameter.detach().to_local().numel()
-        sizes.append(elements * parameter.element_size())
-    return sizes
-
-
-def _gathered_elements() -> dict[int, int]:
-    """Return the elements of each parameter as FSDP2 gathers it, by the parameter's identity."""
-    states = sys.modules.get("torch.distributed._composable_state")
-    found = {}
-    for kept in getattr(states, "_module_state_mapping", {}).values():
-        state = kept() if isinstance(kept, weakref.ref) else kept  # some versions keep the state
-        groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:  # a torch whose modules have one group each
-            group = getattr(state, "_fsdp_param_group", None)
-            groups = [] if group is None else [group]
-        for group in groups:
-            for held in group.fsdp_params:
-                if (size := getattr(held, "_orig_size", None)) is not None:  # else another torch
-                    found[id(held.sharded_param)] = size.numel()
-    return found
 
 
 class _Account:
@@ -553,6 +521,7 @@ def watch_gradients(
         built = build(parameters, *args, **kwargs)
         try:
             gradients.keep_account(built, parameters)
+            gradients.adding.watch(parameters)
             if noise is not None:
                 noise.watch(parameters)
         except Exception as error:  # the job goes on

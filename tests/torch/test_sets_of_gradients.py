@@ -1,0 +1,66 @@
+"""Passes that add up their gradients, and passes that only share a step."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import fullwire as fw
+from fullwire.run.run import Run
+from tests.torch.test_record import JOBS, UNCOMPILED, needs_torch, recorded, together
+
+pytestmark = needs_torch
+# B begins a set of gradients, A adds to it, and for ? the parameters show nothing.
+EXPECTED = {
+    "plain": "B",
+    "accumulated": "BAAA",
+    "accumulated, kept": "BA",
+    "accumulated, fused": "BA",
+    "accumulated, sent once": "BAAA",
+    "accumulated, scaled": "BA",
+    "accumulated, two optimizers": "BA",
+    "adversarial": "BAB",
+    "adversarial, in one": "BB",
+    "two models": "BB",
+    "closure": "B",
+    "closure, accumulated": "BAAA",
+    "lbfgs": "BBB",
+    "lbfgs, accumulated": "BABABA",
+    "sharpness-aware": "BB",
+    "penalized": "B",
+    "penalized, apart": "BA",
+    "fsdp2": "B?",
+    "fsdp2, sent once": "?B",
+    "fsdp1": "??",
+}
+
+
+@pytest.fixture(scope="module")
+def all_ways(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, dict[str, str]]:
+    """Record all ways once."""
+    place = tmp_path_factory.mktemp("sets")
+    job = str(JOBS / "sets_of_gradients.py")
+    run, done = recorded(place, sys.executable, UNCOMPILED, job)
+    return run, json.loads(done.stdout)
+
+
+def test_each_pass_tells_whether_it_adds_to_the_one_before(
+    all_ways: tuple[Run, dict[str, str]],
+) -> None:
+    assert all_ways[1] == EXPECTED
+
+
+def test_steps_that_mix_both_count_as_several_sets(all_ways: tuple[Run, dict[str, str]]) -> None:
+    assert (all_ways[0].facts.gradient_sets or 0) > 1
+
+
+def test_two_passes_that_are_used_by_themselves_get_no_advice_to_add_up(tmp_path: Path) -> None:
+    run, done = recorded(tmp_path, *together(2, "sharpness.py"))
+    assert run.facts.gradient_sets == 2
+    said = " ".join(done.stderr.decode().split())
+    assert "A step has 2 passes, and not all of their gradients add up" in said
+    found = fw.explain(run, bandwidth="1Mbps")
+    assert not {"accumulation", "synchronisation"} & {fix.kind for fix in found.fixes}
