@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -78,18 +79,57 @@ def test_the_name_of_the_file_tells_an_operation_that_no_column_names(tmp_path: 
     assert table.problems[0].endswith("not named: by its bandwidths allreduce")
 
 
-def test_a_damaged_row_is_named_with_its_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ("16,{size},1x4.3", "expected a number above 0, got time_us '1x4.3'"),
+        ("16,n/a,104.3", "expected a number above 0, got size 'n/a'"),
+        ("?,{size},104.3", "expected a number above 0, got ranks '?'"),
+        ("16,{size},-1", "expected a number above 0, got time_us '-1'"),
+        ("16,{size},1e999", "expected a number above 0, got time_us '1e999'"),
+        ("16,{size},5e12", r"expected a time from 1 ns to an hour, got 5e\+12 us"),
+        ('16,{size},"12,3x"', "expected a number above 0, got time_us '12,3x'"),
+        ("16,1,048,576,104.3", "expected 4 cells, with quotes where a number has commas"),
+    ],
+)
+def test_a_garbled_row_is_left_out_and_told_and_the_others_are_fitted(
+    tmp_path: Path, cells: str, reason: str
+) -> None:
     text = "op,ranks,size,time_us\n" + rows("{op},{ranks},{size},{us}")
-    path = written(tmp_path, text.replace("104.3", "1x4.3", 1))
-    refused = "1 row is not whole, and is left out, from line 3: expected a whole table"
-    with pytest.raises(DamagedInput, match=refused):
+    whole = written(tmp_path, text, "whole.csv")
+    path = written(tmp_path, text.replace("16,1048576,104.3", cells.format(size=2**20), 1))
+    found = fw.fit_cluster([path], devices_per_node=8)
+    assert len(found.residuals) == 2 * len(TIMES_US) - 1
+    [doubt] = found.problems
+    assert re.search(f"1 row is left out: line 3: {reason}", doubt)
+    [problem] = {gap.reason for gap in read(path).gaps}
+    assert problem in doubt
+    kept = {(each.op, each.bytes, each.measured_s) for each in found.residuals}
+    every = fw.fit_cluster([whole], devices_per_node=8).residuals
+    assert {(each.op, each.bytes, each.measured_s) for each in every} > kept
+
+
+def test_where_most_rows_are_garbled_the_others_are_not_fitted(tmp_path: Path) -> None:
+    text = "op,ranks,size,time_us\n" + rows("{op},{ranks},{size},{us}x")
+    path = written(tmp_path, f"{text}\nall_reduce,16,4194304,300\n")
+    with pytest.raises(DamagedInput, match=r"6 rows are left out: line 2: .*also lines 3, 4, 5"):
         fw.fit_cluster([path], devices_per_node=8)
-    for off in ("1e999", "1e-9", "5e12"):
-        path = written(tmp_path, text.replace("104.3", off, 1))
-        with pytest.raises(DamagedInput, match="line 3"):
-            fw.fit_cluster([path], devices_per_node=8)
+
+
+def test_a_time_that_its_own_bandwidth_contradicts_is_left_out(tmp_path: Path) -> None:
+    text = "op,ranks,size,time_us,algbw\n" + rows("{op},{ranks},{size},{us},{rate:.2f}")
+    path = written(tmp_path, text.replace(",104.3,", ",1043,", 1))
+    found = fw.fit_cluster([path], devices_per_node=8)
+    assert len(found.residuals) == 2 * len(TIMES_US) - 1
+    assert "line 3: 1,048,576 bytes in 1,043 us are 1.01 GB/s, and its algbw is 10.1" in str(
+        found.doubts
+    )
+
+
+def test_words_below_a_table_are_no_rows(tmp_path: Path) -> None:
+    text = "op,ranks,size,time_us\n" + rows("{op},{ranks},{size},{us}")
     noted = written(tmp_path, f"{text}\n# by hand\naverage,,,\n")
-    assert len(tables(noted)[0].rows) == 3
+    assert [table.problems for table in tables(noted)] == [(), ()]
 
 
 @pytest.mark.parametrize(
