@@ -537,6 +537,34 @@ def test_a_test_that_failed_keeps_the_sizes_before(tmp_path: Path, cut: str, joi
     assert not whole.problems
 
 
+@pytest.mark.parametrize("cut", ["", "  32  8  float  sum  -1  9.6  0.1"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        "slurmstepd: error: *** STEP 7.0 ON n0 CANCELLED AT 2025-05-01T10:00 DUE TO TIME LIMIT ***",
+        "srun: error: n0: tasks 0-7: Terminated",
+        "mpirun noticed that process rank 3 with PID 0 on node n0 exited on signal 9 (Killed).",
+        "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
+        "Killed",
+    ],
+)
+def test_a_test_that_its_launcher_ended_keeps_the_sizes_before_and_the_tables_before(
+    tmp_path: Path, cut: str, message: str
+) -> None:
+    row = "  {0}  {1}  float  sum  -1  9.5  0.1  0.1  0  9.1  0.1  0.1  0\n"
+    path = a_log(tmp_path, row.format(8, 2) + row.format(16, 4))
+    whole = path.read_text()
+    ended = whole.rpartition("# Avg")[0].replace("# Out of bounds values : 0 OK\n", "")
+    path.write_text(f"{whole}{ended}{cut}\n{message}\n")
+    first, second = read_tables(path)
+    assert not first.problems
+    assert [row.bytes for row in second.rows] == [8, 16]
+    assert not second.is_damaged
+    [problem] = second.problems
+    assert "was ended in line" in problem
+    assert problem.endswith("later sizes are missing")
+
+
 FAILURE = "srun: error: mew0: Test failure common.cu:401\n .. mew0 pid 64904: Test failure\n"
 
 
@@ -553,7 +581,7 @@ def test_a_test_that_failed_and_was_started_again_lacks_no_later_sizes(tmp_path:
     table = read_table(path)
     assert len(table.rows) == 3
     [problem] = [each for each in table.problems if "failed" in each]
-    assert problem.endswith(f"its test failed in line {len(HEAD.splitlines()) + 2}")
+    assert problem.endswith(f"its test failed or was ended in line {len(HEAD.splitlines()) + 2}")
     path.write_text(path.read_text().rpartition("# Avg")[0] + FAILURE)
     [problem] = [each for each in read_table(path).problems if "failed" in each]
     assert problem.endswith(f"line {len(HEAD.splitlines()) + 6}: later sizes are missing")
