@@ -84,6 +84,7 @@ def test_the_name_of_the_file_tells_an_operation_that_no_column_names(tmp_path: 
     [
         ("16,{size},1x4.3", "expected a number above 0, got time_us '1x4.3'"),
         ("16,n/a,104.3", "expected a number above 0, got size 'n/a'"),
+        ("16,{size},104M", "expected a number above 0, got time_us '104M'"),
         ("?,{size},104.3", "expected a number above 0, got ranks '?'"),
         ("16,{size},-1", "expected a number above 0, got time_us '-1'"),
         ("16,{size},1e999", "expected a number above 0, got time_us '1e999'"),

@@ -49,9 +49,7 @@ _MISSING = ("", "-", "n/a", "na", "nan", "none", "null")
 # Commas between thousands: surely, where a comma is no decimal point, and maybe.
 _SURELY_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3}){2,}(?:\.\d+)?|\d{1,3}(?:,\d{3})*\.\d+")
 _MAYBE_THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
-_CUT_IN_THOUSANDS = re.compile(
-    r"(?<![^,])[1-9]\d{0,2},\d{3}(?:\.\d+)?(?![^,])"
-)  # rows without quotes
+_CUT_IN_THOUSANDS = re.compile(r"(?<![^,])[1-9]\d{0,2},\d{3}(?:\.\d+)?(?![^,])")  # by no quotes
 # Texts that may be numbers.
 _AS_NUMBER = re.compile(r"\d[\d,.]*(?:[eE][+-]?\d+)? ?[kKmMgG]?i?[bB]?(?:ytes)?", re.ASCII)
 # Words behind a number of ranks.
@@ -328,8 +326,10 @@ def _time_of(
     if "time" in columns.places:
         timed = _TIMED.fullmatch(cell)
         if timed is None:
-            return None if columns.needs_unit else number(cell)
-        value, unit_us = number(timed[1]), _US.get(timed[2].lower(), 1.0)  # µs has two spellings
+            is_bare = not (columns.needs_unit or cell[-1:].isalpha())  # K and M are of sizes
+            return number(cell) if is_bare else None
+        value = number(timed[1])
+        unit_us = _US.get(timed[2].lower(), 1.0)  # µs has two spellings
         return None if value is None else value * unit_us / (columns.us_each or 1.0)
     rate = number(cell)
     if rate is None:
