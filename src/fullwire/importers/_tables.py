@@ -193,7 +193,12 @@ class Launch:
         started = self._processes * self.of_process
         if not 0 < listed < started or self.headings > 1 or self._op != op:
             return []
-        return [f"line {self.line:,} starts {started:,} ranks, and {listed:,} are listed"]
+        are = "is" if listed == 1 else "are"
+        alone = ", as many as one process has: a build without MPI=1 runs each process alone"
+        return [
+            f"line {self.line:,} starts {started:,} ranks, and {listed:,} {are} listed"
+            + (alone if listed == self.of_process else "")
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
