@@ -169,6 +169,10 @@ def test_words_below_a_table_are_no_rows(tmp_path: Path) -> None:
             "op,ranks,in_place,size,time_us\nallreduce,8,a,1024,12\nallreduce,8,b,1024,9\n",
             r"differ in their in_place \(a, b\)",
         ),
+        (
+            "op,nodes,gpus,size,time_us\nallreduce,1,8,1024,12\nallreduce,2,8,1024,19\n",
+            "gpus is 8 on 1 and on 2 nodes: name the column gpus_per_node",
+        ),
         ("op,ranks,size,busbw_gbps\nallreduce,8,1024,12\n", "may be of bits or of bytes"),
         (
             "op,ranks,dtype,message_size,time_us\nallreduce,8,half,524288,50\n",

@@ -442,6 +442,13 @@ def _refuse_mixed(path: Path, columns: _Columns, read: Sequence[_Entry]) -> None
     if len(systems) > 1:
         some = ", ".join([*systems][:4])
         raise UsageError(f"{path}: its rows are of several systems ({some}): keep those of one")
+    ranks, nodes = ({entry.table[at] for entry in read} for at in (1, 2))
+    if len(ranks) == 1 and len(nodes) > 1 and "of_node" not in columns.places:
+        name = columns.names["ranks"]
+        raise UsageError(
+            f"{path}: {name} is {min(ranks):,} on {min(nodes):,} and on {max(nodes):,} nodes: name "
+            "the column gpus_per_node if it counts those of a node, or keep one number of nodes"
+        )
     of_sizes: dict[tuple[object, ...], list[tuple[str, ...]]] = {}
     for entry in read:
         of_sizes.setdefault((entry.table, entry.row.bytes), []).append(entry.apart)
