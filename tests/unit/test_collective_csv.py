@@ -103,7 +103,7 @@ def test_a_garbled_row_is_left_out_and_told_and_the_others_are_fitted(
     assert len(found.residuals) == 2 * len(TIMES_US) - 1
     [doubt] = found.problems
     assert re.search(f"1 row is left out: line 3: {reason}", doubt)
-    [problem] = {gap.reason for gap in read(path).gaps}
+    [problem] = [gap.reason for gap in read(path).gaps]
     assert problem in doubt
     kept = {(each.op, each.bytes, each.measured_s) for each in found.residuals}
     every = fw.fit_cluster([whole], devices_per_node=8).residuals
@@ -278,6 +278,9 @@ def test_a_text_that_is_no_table_is_refused_without_an_option_of_other_commands(
     assert "--pattern" not in str(refused.value)
     with pytest.raises(DamagedInput, match="--pattern REGEX"):
         read(path)
+    heading = written(tmp_path, "op,ranks,size,time_us\n")
+    with pytest.raises(DamagedInput, match="expected rows with a size, a time and ranks"):
+        fw.fit_cluster([heading], devices_per_node=8)
     lacking = written(tmp_path, "op,size,time_us\nallreduce,1024,12\n")
     with pytest.raises(DamagedInput, match="lacks columns: ranks"):
         fw.fit_cluster([lacking], devices_per_node=8)

@@ -448,6 +448,6 @@ def run_of(paths: Sequence[Path], tables: Sequence[Table]) -> Run:
     return Run(
         provenance=Provenance(origin="imported", source=", ".join(map(name_of, paths))),
         facts=facts,
-        gaps=gaps_of(problem for table in tables for problem in table.problems),
+        gaps=gaps_of(dict.fromkeys(problem for table in tables for problem in table.problems)),
         collectives=Collectives.joined(parts),
     )

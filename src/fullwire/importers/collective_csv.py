@@ -186,7 +186,7 @@ def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning has the columns of such a table."""
     lines = beginning[:NEAR_BYTES].decode(errors="replace").splitlines()
     _, columns = _find_heading(lines)
-    if len(lines) < 2 or len(columns.heading) < 3:
+    if len(columns.heading) < 3:
         return UNLIKE
     if not columns.lacks:
         return POSSIBLE
