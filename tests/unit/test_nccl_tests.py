@@ -648,6 +648,13 @@ def test_tests_that_name_themselves_at_their_start_and_end_are_told_apart(tmp_pa
     assert not any(table.is_damaged for table in found)
 
 
+def test_a_benchmark_of_a_container_names_its_operation_too(tmp_path: Path) -> None:
+    row = "1048576 131072 float none -1 104.9 10.00 5.00 0 104.9 10.00 5.00 0\n"
+    path = a_log(tmp_path, row)
+    path.write_text(f"mpirun -np 1 alltoall_perf_mpi -g 2\n{path.read_text()}")
+    assert read_table(path).op == "alltoall"
+
+
 def test_an_average_that_is_not_that_of_the_rows_is_told(tmp_path: Path) -> None:
     rows = [
         f"{size} {size // 4} float sum -1 {size / rate / 1e3:.2f} {rate} {rate} 0 "
@@ -669,6 +676,7 @@ def test_an_average_that_is_not_that_of_the_rows_is_told(tmp_path: Path) -> None
     [
         ("mpirun -np 2 ./build/all_reduce_perf -b 8 -g 2 -n 20", 4),
         ("+ srun -N 2 --ntasks-per-node=1 all_reduce_perf -g 2", 4),
+        ("srun -N2 --ntasks-per-node=1 /usr/local/bin/all_reduce_perf_mpi -g 2", 4),
         ("mpirun -np 1 ./build/all_reduce_perf -g 2 : -np 1 ./build/all_reduce_perf -g 2", 4),
         ("mpirun -np 1 ./build/all_reduce_perf -b 8 -g 2 -n 20", 2),
         ("./build/all_reduce_perf -b 8 -g 2 -n 20", 2),

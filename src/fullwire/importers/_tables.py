@@ -41,7 +41,9 @@ _LAUNCHER = re.compile(
     r"(mpirun(?:\.\w+|_rsh)?|mpiexec(?:\.\w+|_mpt)?|orterun|prterun|prun|aprun|jsrun|srun)\s"
 )
 # Its name, where that is no file of its output.
-_BENCHMARK = re.compile(r"\b(?:osu_[a-z]\w*|\w*_perf)\b(?!\.(?:log|txt|out|err|csv|dat)\b)")
+_BENCHMARK = re.compile(
+    r"\b(?:osu_[a-z]\w*|\w*_perf(?:_mpi)?)\b(?!\.(?:log|txt|out|err|csv|dat)\b)"
+)
 _COMMANDS = re.compile(r"(?:\"[^\"]*\"|'[^']*'|[^;&|])+")  # of a line: a shell may run several
 _WORDS = re.compile(r"(?:\"[^\"]*\"|'[^']*'|\S)+")
 # Of a launcher's options: those without a value, and those with two.

@@ -76,7 +76,7 @@ _RANK = re.compile(
     r"#\s+Rank\s+(\d{1,6})(?:\s+Group\s+(\d{1,6}))?\s.*?"
     r"\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\](.*)"
 )
-_PERF = re.compile(r"\b(\w+)_perf\b")
+_PERF = re.compile(r"\b(\w+)_perf(?:_mpi)?\b")  # containers of NVIDIA have all_reduce_perf_mpi
 _BEGINS_TABLE = re.compile(r"#\s+(?:nThread:? |Collective test starting)")  # rccl-tests had a colon
 _OF_PROCESS = re.compile(r"#\s+nThread:? (\d{1,4}) nGpus:? (\d{1,4})\s")
 _AVERAGE = re.compile(r"# Avg bus bandwidth\s+: (\d{1,9}(?:\.\d{1,9})?)\s", re.ASCII)
