@@ -110,6 +110,21 @@ def test_a_garbled_row_is_left_out_and_told_and_the_others_are_fitted(
     assert {(each.op, each.bytes, each.measured_s) for each in every} > kept
 
 
+def test_one_comma_for_a_point_leaves_its_row_out_where_other_numbers_have_points(
+    tmp_path: Path,
+) -> None:
+    text = "op;ranks;size;time_us\n" + "".join(
+        f"allreduce;8;{2**power};{2**power / 1e3:.3f}\n" for power in range(10, 30)
+    )
+    path = written(tmp_path, text.replace("1048.576", "1048,576"))
+    [table] = tables(path)
+    assert len(table.rows) == 19
+    assert "line 12: expected a number above 0, got time_us '1048,576'" in table.problems[0]
+    few = "\n".join(text.splitlines()[:7]).replace("4.096", "4,0960")
+    with pytest.raises(UsageError, match="may stand between thousands or before decimals"):
+        tables(written(tmp_path, few))
+
+
 def test_where_most_rows_are_garbled_the_others_are_not_fitted(tmp_path: Path) -> None:
     text = "op,ranks,size,time_us\n" + rows("{op},{ranks},{size},{us}x")
     path = written(tmp_path, f"{text}\nall_reduce,16,4194304,300\n")

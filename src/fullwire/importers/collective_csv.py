@@ -40,6 +40,7 @@ _NEAR = 0.1  # of an algbw: rounding, and GiB for GB
 _ROUGH = 0.05  # half of the last digit, as a share of a bandwidth that tells a time
 _FAR = 2.0  # times a row's own algbw: a wrong digit, and no other average
 _LAST_DIGIT = 0.01  # of an algbw as it is mostly printed
+_MOSTLY = 10  # times as many numbers say what a comma means
 _MOST_NAMED = 8  # lines that are left out
 _BETWEEN_WORDS = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z])(?=[A-Z][a-z])")
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?) ?([kKmMgG]?)(i?)([bB]?)(?:ytes)?", re.ASCII)
@@ -49,6 +50,7 @@ _MISSING = ("", "-", "n/a", "na", "nan", "none", "null")
 # Commas between thousands: surely, where a comma is no decimal point, and maybe.
 _SURELY_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3}){2,}(?:\.\d+)?|\d{1,3}(?:,\d{3})*\.\d+")
 _MAYBE_THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
+_WITH_POINT = re.compile(r"(?:\d+|\d{1,3}(?:,\d{3})+)\.\d+")  # before its decimals
 _CUT_IN_THOUSANDS = re.compile(r"(?<![^,])[1-9]\d{0,2},\d{3}(?:\.\d+)?(?![^,])")  # by no quotes
 # Texts that may be numbers.
 _AS_NUMBER = re.compile(r"\d[\d,.]*(?:[eE][+-]?\d+)? ?[kKmMgG]?i?[bB]?(?:ytes)?", re.ASCII)
@@ -521,6 +523,8 @@ def _numbers(path: Path, columns: _Columns, entries: Sequence[tuple[int, list[st
         if re.fullmatch(r"\d+,\d+", text) and not _MAYBE_THOUSANDS.fullmatch(text)
     ]
     thousands = [text for text in every if _SURELY_THOUSANDS.fullmatch(text)]
+    if _MOSTLY * len(decimals) < sum(map(bool, map(_WITH_POINT.fullmatch, every))):
+        decimals = []  # the few are garbled
     in_sizes = [text for text in texts["size"] if "," in text and _AS_NUMBER.fullmatch(text)]
     is_of_bytes = columns.bytes_each in (None, 1.0)
     is_open = not (decimals or thousands) and any("," in text for text in every)
