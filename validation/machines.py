@@ -90,8 +90,6 @@ def machines(places: Sequence[Path]) -> Iterator[Machine]:
                 yield from multi_node(path)
             elif columns >= IN_NODE:
                 yield from in_node(path)
-            elif place.is_dir() and path.suffix in (".csv", ".xz"):
-                print(f"left out: {path} has other columns than these tables have")
             elif path.suffix not in (".md", ".toml") and path.is_file():
                 folders[path.parent].append(path)
     for folder, files in folders.items():

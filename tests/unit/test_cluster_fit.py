@@ -521,6 +521,11 @@ def test_auto_leaves_out_switches_that_a_fitted_machine_does_not_use() -> None:
     assert isinstance(tuned, TunedTime)
     assert "nvls-tree" not in tuned.times_s
     assert "does not use it" in tuned.left_out["nvls-tree"]
+    assert without.measured is not None
+    either = replace(without, measured=replace(without.measured, other=machine.measured))
+    tuned = fw.collective("allreduce", bytes="64MiB", cluster=either, algorithm="auto")
+    assert isinstance(tuned, TunedTime)
+    assert tuned.left_out["nvls-tree"].startswith("its tables leave open whether the library")
 
 
 def test_the_busiest_link_of_a_tree_of_two_nodes_carries_both_its_directions() -> None:

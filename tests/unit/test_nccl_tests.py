@@ -537,6 +537,34 @@ def test_a_test_that_failed_keeps_the_sizes_before(tmp_path: Path, cut: str, joi
     assert not whole.problems
 
 
+@pytest.mark.parametrize("cut", ["", "  32  8  float  sum  -1  9.6  0.1"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        "slurmstepd: error: *** STEP 7.0 ON n0 CANCELLED AT 2025-05-01T10:00 DUE TO TIME LIMIT ***",
+        "srun: error: n0: tasks 0-7: Terminated",
+        "mpirun noticed that process rank 3 with PID 0 on node n0 exited on signal 9 (Killed).",
+        "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
+        "Killed",
+    ],
+)
+def test_a_test_that_its_launcher_ended_keeps_the_sizes_before_and_the_tables_before(
+    tmp_path: Path, cut: str, message: str
+) -> None:
+    row = "  {0}  {1}  float  sum  -1  9.5  0.1  0.1  0  9.1  0.1  0.1  0\n"
+    path = a_log(tmp_path, row.format(8, 2) + row.format(16, 4))
+    whole = path.read_text()
+    ended = whole.rpartition("# Avg")[0].replace("# Out of bounds values : 0 OK\n", "")
+    path.write_text(f"{whole}{ended}{cut}\n{message}\n")
+    first, second = read_tables(path)
+    assert not first.problems
+    assert [row.bytes for row in second.rows] == [8, 16]
+    assert not second.is_damaged
+    [problem] = second.problems
+    assert "was ended in line" in problem
+    assert problem.endswith("later sizes are missing")
+
+
 FAILURE = "srun: error: mew0: Test failure common.cu:401\n .. mew0 pid 64904: Test failure\n"
 
 
@@ -553,7 +581,7 @@ def test_a_test_that_failed_and_was_started_again_lacks_no_later_sizes(tmp_path:
     table = read_table(path)
     assert len(table.rows) == 3
     [problem] = [each for each in table.problems if "failed" in each]
-    assert problem.endswith(f"its test failed in line {len(HEAD.splitlines()) + 2}")
+    assert problem.endswith(f"its test failed or was ended in line {len(HEAD.splitlines()) + 2}")
     path.write_text(path.read_text().rpartition("# Avg")[0] + FAILURE)
     [problem] = [each for each in read_table(path).problems if "failed" in each]
     assert problem.endswith(f"line {len(HEAD.splitlines()) + 6}: later sizes are missing")
@@ -620,6 +648,13 @@ def test_tests_that_name_themselves_at_their_start_and_end_are_told_apart(tmp_pa
     assert not any(table.is_damaged for table in found)
 
 
+def test_a_benchmark_of_a_container_names_its_operation_too(tmp_path: Path) -> None:
+    row = "1048576 131072 float none -1 104.9 10.00 5.00 0 104.9 10.00 5.00 0\n"
+    path = a_log(tmp_path, row)
+    path.write_text(f"mpirun -np 1 alltoall_perf_mpi -g 2\n{path.read_text()}")
+    assert read_table(path).op == "alltoall"
+
+
 def test_an_average_that_is_not_that_of_the_rows_is_told(tmp_path: Path) -> None:
     rows = [
         f"{size} {size // 4} float sum -1 {size / rate / 1e3:.2f} {rate} {rate} 0 "
@@ -641,6 +676,7 @@ def test_an_average_that_is_not_that_of_the_rows_is_told(tmp_path: Path) -> None
     [
         ("mpirun -np 2 ./build/all_reduce_perf -b 8 -g 2 -n 20", 4),
         ("+ srun -N 2 --ntasks-per-node=1 all_reduce_perf -g 2", 4),
+        ("srun -N2 --ntasks-per-node=1 /usr/local/bin/all_reduce_perf_mpi -g 2", 4),
         ("mpirun -np 1 ./build/all_reduce_perf -g 2 : -np 1 ./build/all_reduce_perf -g 2", 4),
         ("mpirun -np 1 ./build/all_reduce_perf -b 8 -g 2 -n 20", 2),
         ("./build/all_reduce_perf -b 8 -g 2 -n 20", 2),
@@ -655,7 +691,8 @@ def test_ranks_that_a_command_starts_and_the_list_lacks_are_damage(
     if ranks == 2:
         assert not read_table(path).problems
     else:
-        with pytest.raises(DamagedInput, match="line 1 starts 4 ranks, and 2 are listed"):
+        alone = "line 1 starts 4 ranks, and 2 are listed, as many as one process has: .* MPI=1"
+        with pytest.raises(DamagedInput, match=alone):
             fullwire.fit_cluster([path])
 
 

@@ -165,6 +165,7 @@ PROCESS = '{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "NAME"
         ("model.safetensors", b"\x58\0\0\0\0\0\0\0{}", "a checkpoint: not read"),
         ("arrays.npz", b"NUMPY", "arrays of NumPy: not read"),
         ("look.ipynb", b'{"cells": []}', "a notebook: not read"),
+        ("nccl.xlsx", b"PK\x03\x04[Content_Types].xml", "a spreadsheet: not read; save it as CSV"),
         ("loss.csv", b"step,loss\n1,2\n", r"a table \(CSV\): not read; those of rccl-tests are"),
         ("job.log", b"hello\n", "a text of an unknown tool: not read. --pattern"),
         (

@@ -142,6 +142,18 @@ def test_more_nodes_leave_open_what_two_nodes_send_and_the_interval_says_so(
     assert share > 0.9
 
 
+@pytest.mark.parametrize("shown", [(32,), (32, 64), (64, 128)])
+def test_where_links_in_a_node_are_unknown_too_two_nodes_are_taken_between_both_trees(
+    shown: tuple[int, ...],
+) -> None:
+    errors = [judged(a_fit(rates, shown), 16, rates)[0] for rates in HELD_UP]
+    assert max(errors) < 0.45
+    for rates in (BALANCED, WITHOUT_ADDING):
+        error, share = judged(a_fit(rates, shown), 16, rates)
+        assert error < 0.25
+        assert share == 1
+
+
 @pytest.mark.parametrize("rates", HELD_UP)
 @pytest.mark.parametrize("gathered", [16, 32])
 def test_a_table_of_an_all_gather_tells_the_nics_and_so_what_a_tree_of_two_nodes_sends(

@@ -44,6 +44,22 @@ def test_an_operation_within_a_node_may_have_another_spelling(
     assert f"left out: {path}, line 3: op: expected" in capsys.readouterr().out
 
 
+def test_a_folder_may_hold_a_table_of_ones_own_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{ranks},{2**20},{ranks * 10}" for ranks in (8, 16)]
+    (tmp_path / "all_reduce.csv").write_text("\n".join(["ranks,size_bytes,time_us", *rows]))
+    (tmp_path / "prices.csv").write_text("device,price\nh100,1\n")
+    [machine] = machines([tmp_path])
+    assert [(table.op, table.workers) for table in machine.tables] == [
+        ("allreduce", 8),
+        ("allreduce", 16),
+    ]
+    assert (
+        f"left out: {tmp_path / 'prices.csv'}: a table (CSV): not read" in capsys.readouterr().out
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "why"), [("none", "expected a file or a folder"), ("", "expected tables, and none")]
 )

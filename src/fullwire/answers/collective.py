@@ -242,7 +242,14 @@ class _Asked:
         can_add = op == "allreduce" and self.among > 1 and inside is not None and inside.can_add
         by_switches = BY_NODE_SWITCHES[self.among > where.devices_per_node]
         if can_add and library_ways and by_switches not in library_ways:
-            left_out[by_switches] = "by its tables, the library of this cluster does not use it"
+            measured = None if self.library_on is None else self.library_on.measured
+            may_add = measured is not None and any(each.switch_share for each in measured.allowed())
+            left_out[by_switches] = (
+                "its tables leave open whether the library of this cluster uses it, and the "
+                "likeliest fit does not. The interval of the time without --algorithm holds both"
+                if may_add
+                else "by its tables, the library of this cluster does not use it"
+            )
         elif can_add and not library_ways:
             left_out[by_switches] = (
                 "tables time switches that add within a node: those of a fitted cluster, or public "

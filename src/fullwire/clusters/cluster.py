@@ -50,6 +50,7 @@ LINK_KINDS = ("in-node links", "NICs", "spine uplinks", "torus links", "core upl
 IN_NODE, NIC, SPINE, TORUS, CORE = range(len(LINK_KINDS))
 _SIDES = ("east", "west", "south", "north")
 _ADDS_FROM_BPS = 8 * 400e9
+_FASTEST_INSIDE_BPS = 8 * 900e9  # of a device each way: B200, B300, GB200 and GB300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -563,15 +564,13 @@ def one_switch(
     )
 
 
-_FASTEST_INSIDE_BPS = 8 * 900e9  # of a device each way: B200, B300, GB200 and GB300
-
-
-def with_fastest_inside(cluster: Cluster) -> Cluster:
-    """Return a cluster whose links within a node are as fast as any known, if they may be."""
+def with_fastest_inside(cluster: Cluster, share: float = 1.0) -> Cluster:
+    """Return a cluster with links in a node as fast as any, if they may be; or a `share` as far."""
     inside = cluster.inside
     if inside is None or not inside.rate_is_least or inside.rate_bps >= _FASTEST_INSIDE_BPS:
         return cluster
-    return replace(cluster, inside=replace(inside, rate_bps=_FASTEST_INSIDE_BPS))
+    rate_bps = inside.rate_bps ** (1 - share) * _FASTEST_INSIDE_BPS**share
+    return replace(cluster, inside=replace(inside, rate_bps=rate_bps))
 
 
 def _check_link(where: str, rate_bps: float, latency_s: float, payload_share: float) -> None:

@@ -96,6 +96,11 @@ class Measured:
         if not (self.spread >= 0 and math.isfinite(self.spread)):
             raise UsageError(f"spread: expected 0 or more, got {self.spread}")
 
+    @property
+    def half(self) -> float:
+        """Return how far it is from the usual tree of two nodes to the one that sends half."""
+        return self.half_weight if self.pair_share else 1.0
+
     def allowed(self) -> Iterator[Measured]:
         """Yield this fit and the others that the tables allow, the likeliest first."""
         measured: Measured | None = self

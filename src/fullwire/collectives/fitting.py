@@ -22,7 +22,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from fullwire.clusters.cluster import Cluster, Floats
+from fullwire.clusters.cluster import Cluster, Floats, with_fastest_inside
 from fullwire.clusters.measured import MOST_SHARE, Measured, Protocol, Shown
 from fullwire.collectives.library import Needs, library_time, needs, ways_s
 from fullwire.collectives.usual import USUAL_PAIR_SHARE, half_weight, usual
@@ -163,8 +163,19 @@ def _likely(cluster: Cluster, rows: Sequence[_Rows], nics_are_stated: bool) -> l
         for count, row in zip(nodes, rows, strict=True)
     )
     half = half_weight(nics_bps, inside)
+    if inside is not None and inside.rate_is_least:  # as likely as fast as any: half of the way
+        half = (half + half_weight(nics_bps, with_fastest_inside(cluster).inside)) / 2
     between = half if nics_are_known and 2 not in spanned and half < 1 else 0.0
-    fits = closest(_Library(half_weight=between), rows)
+
+    def as_of(measured: Measured) -> list[_Rows]:
+        """Return the rows where links within a node may be faster than tables show."""
+        return [
+            replace(row, needs=needs(row.table.op, cluster, row.table.workers, measured))
+            for row in rows
+        ]
+
+    either = replace(usual(cluster), pair_share=USUAL_PAIR_SHARE, half_weight=between)
+    fits = closest(_Library(half_weight=between), as_of(either))
     if spanned:
         rings = closest(_Library(has_tree=False), rows)
         fits += [replace(ring, of_all=ring.of_all + _UNUSUAL) for ring in rings]
@@ -172,14 +183,11 @@ def _likely(cluster: Cluster, rows: Sequence[_Rows], nics_are_stated: bool) -> l
     usual_ones = [replace(fit, measured=replace(fit.measured, half_weight=0.0)) for fit in fits]
     guesses = [] if not between else usual_ones if is_of_one_node else closest(_Library(), rows)
     if cluster.devices_per_node > 1:  # else a ring of two nodes sends as little
-        half_usual = replace(usual(cluster), pair_share=0.0)
-        of_half = [
-            replace(row, needs=needs(row.table.op, cluster, row.table.workers, half_usual))
-            for row in rows
-        ]
         pulled = [
             row.held_up_by_nics() if count == 2 and not nics_are_known else row
-            for count, row in zip(nodes, of_half, strict=True)
+            for count, row in zip(
+                nodes, as_of(replace(usual(cluster), pair_share=0.0)), strict=True
+            )
         ]
         if is_of_one_node:
             halves = [

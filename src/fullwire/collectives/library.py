@@ -100,8 +100,7 @@ class Needs:
     def byte_s(self, measured: Measured, protocol: Protocol) -> tuple[float, float]:
         """Return the time of a byte on the links within a node, and on those between nodes."""
         switch_share = measured.switch_share if self.by_switch else 1.0
-        half = measured.half_weight if measured.pair_share else 1.0
-        share = half * self.half_share + (1 - half) * measured.pair_share
+        share = measured.half * self.half_share + (1 - measured.half) * measured.pair_share
         between_s = self.between_s + share * self.pair_s
         return (
             self.inside_s / protocol.inside_share / switch_share,
@@ -139,8 +138,8 @@ def needs(
     nodes, here = -(-workers // devices), min(workers, devices)
     measured = measured or cluster.measured
     # A tree of two nodes sends half where links in a node are fast. They may only look slow.
-    is_half = nodes > 1 and measured is not None and not measured.pair_share
-    links = (with_fastest_inside(cluster) if is_half else cluster).inside
+    half = measured.half if nodes > 1 and measured is not None else 0.0
+    links = with_fastest_inside(cluster, half).inside
     inside = 8 / links.rate_bps if links is not None and here > 1 else 0.0
     ring_s, pairs_s = _between(cluster, workers, nodes)
     ring = usual_algorithm(op, cluster)

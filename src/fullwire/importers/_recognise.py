@@ -294,6 +294,7 @@ _KINDS = (
         rb"PK\x03\x04.{26}[^/]{0,200}/data\.pkl",
         ends=(".safetensors", ".ckpt", ".pth", ".pt", ".gguf", ".distcp"),
     ),
+    _Unread("a spreadsheet", ends=(".xlsx", ".xlsm", ".xls", ".ods"), instead="save it as CSV"),
     _Unread("arrays of NumPy", ends=(".npz",)),
     _Unread("a notebook", rb"\s{0,40}\{\s{0,40}\"cells\"\s{0,8}:", ends=(".ipynb",)),
     _Unread("a table in Parquet", rb"PAR1", instead="a run is a folder: name the folder"),

@@ -41,7 +41,9 @@ _LAUNCHER = re.compile(
     r"(mpirun(?:\.\w+|_rsh)?|mpiexec(?:\.\w+|_mpt)?|orterun|prterun|prun|aprun|jsrun|srun)\s"
 )
 # Its name, where that is no file of its output.
-_BENCHMARK = re.compile(r"\b(?:osu_[a-z]\w*|\w*_perf)\b(?!\.(?:log|txt|out|err|csv|dat)\b)")
+_BENCHMARK = re.compile(
+    r"\b(?:osu_[a-z]\w*|\w*_perf(?:_mpi)?)\b(?!\.(?:log|txt|out|err|csv|dat)\b)"
+)
 _COMMANDS = re.compile(r"(?:\"[^\"]*\"|'[^']*'|[^;&|])+")  # of a line: a shell may run several
 _WORDS = re.compile(r"(?:\"[^\"]*\"|'[^']*'|\S)+")
 # Of a launcher's options: those without a value, and those with two.
@@ -193,7 +195,12 @@ class Launch:
         started = self._processes * self.of_process
         if not 0 < listed < started or self.headings > 1 or self._op != op:
             return []
-        return [f"line {self.line:,} starts {started:,} ranks, and {listed:,} are listed"]
+        are = "is" if listed == 1 else "are"
+        alone = ", as many as one process has: a build without MPI=1 runs each process alone"
+        return [
+            f"line {self.line:,} starts {started:,} ranks, and {listed:,} {are} listed"
+            + (alone if listed == self.of_process else "")
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -443,6 +450,6 @@ def run_of(paths: Sequence[Path], tables: Sequence[Table]) -> Run:
     return Run(
         provenance=Provenance(origin="imported", source=", ".join(map(name_of, paths))),
         facts=facts,
-        gaps=gaps_of(problem for table in tables for problem in table.problems),
+        gaps=gaps_of(dict.fromkeys(problem for table in tables for problem in table.problems)),
         collectives=Collectives.joined(parts),
     )

@@ -76,7 +76,7 @@ _RANK = re.compile(
     r"#\s+Rank\s+(\d{1,6})(?:\s+Group\s+(\d{1,6}))?\s.*?"
     r"\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\](.*)"
 )
-_PERF = re.compile(r"\b(\w+)_perf\b")
+_PERF = re.compile(r"\b(\w+)_perf(?:_mpi)?\b")  # containers of NVIDIA have all_reduce_perf_mpi
 _BEGINS_TABLE = re.compile(r"#\s+(?:nThread:? |Collective test starting)")  # rccl-tests had a colon
 _OF_PROCESS = re.compile(r"#\s+nThread:? (\d{1,4}) nGpus:? (\d{1,4})\s")
 _AVERAGE = re.compile(r"# Avg bus bandwidth\s+: (\d{1,9}(?:\.\d{1,9})?)\s", re.ASCII)
@@ -101,7 +101,15 @@ _REPORT = re.compile(rb'\s{0,40}\{\s{0,40}"version"\s?:\s?\d{1,4},\s{0,40}"start
 _INFINITE = re.compile(rb":\s?-?inf\b")  # a bandwidth without a time, which is no JSON
 _MOST_SEPARATED_BYTES = 64 * 2**20
 _WRONG = re.compile(r"# Out of bounds values : (\d{1,18}) FAILED")
-_FAILED = re.compile(r"\bTest (?:NCCL |CUDA )?(?:failure|timeout)\b")
+# Of the test itself, and of Slurm, OpenMPI, MPICH and a shell when they end it.
+_FAILED = re.compile(
+    r"\bTest (?:NCCL |CUDA )?(?:failure|timeout)\b"
+    r"|\b(?:slurmstepd|srun|mpirun|mpiexec|prterun|orterun): (?:error:|Job \d|killing job|abort)"
+    r"|\bDUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)\b"
+    r"|\b(?:mpirun|prterun) (?:noticed|detected)\b"
+    r"|\bBAD TERMINATION OF ONE OF YOUR APPLICATION\b|\bPrimary job +terminated\b"
+    r"|^(?:Killed|Terminated)\s*$"
+)
 _DTYPES = {"float": "float32", "half": "float16"}
 _OP_COLUMNS = ("collective", "name", "op", "operation", "primitive")
 _REDUCTIONS = ("sum", "prod", "min", "max", "avg")
@@ -307,7 +315,7 @@ class _Reading:
             problems = problems or off_average(self._averages_gb_s, self._rows)
             if (failed := self._failed_line) > 0:
                 after = ": later sizes are missing" if self._rows[-1].line < failed else ""
-                problems.append(f"its test failed in line {failed:,}{after}")
+                problems.append(f"its test failed or was ended in line {failed:,}{after}")
             if is_told and op:
                 problems.append(f"its operation is not named: by its bandwidths {op}")
             problems += split + not_listed(listed, told)
