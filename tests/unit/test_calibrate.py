@@ -311,6 +311,29 @@ def test_a_model_among_the_hosts_of_a_lab_has_their_links() -> None:
     assert slow_s == pytest.approx(10 * fast_s, rel=0.3)
 
 
+def test_ranks_of_one_host_of_a_lab_have_no_link() -> None:
+    facts: dict[str, FactValue] = {"machines": 1, "hosts": "host0,host0,host1,host1"}
+    lab = a_trained_job(a_transport(), workers=4, facts=facts)
+    where = placement_of(lab)
+    assert where is not None
+    assert not where.has_links
+    steps_s = fw.whatif(
+        "resnet50@v100",
+        workers=2,
+        ranks_per_host=2,
+        bandwidth="100Mbps,1Gbps",
+        transport="measured",
+        calibrate=lab,
+    )["step_s"]
+    assert steps_s[0] == steps_s[1]
+
+
+def test_a_lab_without_named_hosts_has_links() -> None:
+    where = placement_of(a_trained_job(a_transport(), facts={"processors": None}))
+    assert where is not None
+    assert where.has_links
+
+
 def test_hosts_without_a_number_of_processors_have_their_ranks() -> None:
     run = a_trained_job(a_transport(), workers=4)
     facts = run.facts.without(["processors", "machines"]) | Facts(hosts="one,one,two,two")
@@ -424,10 +447,27 @@ def test_messages_beside_computing_tell_little_of_their_work() -> None:
     )
     found = [calibrated([run]) for run in (beside, alone)]
     # The last small bucket follows the computing.
-    assert max(each.longer for each in found[0].observations) > 0.9
+    assert max(each.longer for each in found[0].observations) > 0.3
     assert max(each.longer for each in found[1].observations) < 0.01
     per_byte = [each.transport.processor_s_per_byte for each in found]
-    assert per_byte[0] < 0.85 * per_byte[1]
+    assert per_byte[0] < 0.9 * per_byte[1]
+
+
+@pytest.mark.parametrize(
+    ("rate_bps", "facts"),
+    [
+        pytest.param(GBPS / 10, computing(0.065), id="the line takes the time"),
+        pytest.param(100 * GBPS, computing(0.065, 0.0), id="no clock tells the work"),
+        pytest.param(
+            100 * GBPS, {**computing(0.065), "processors": 32, "machines": 2}, id="idle processors"
+        ),
+    ],
+)
+def test_times_of_messages_are_believed_where_computing_cannot_lengthen_them(
+    rate_bps: float, facts: dict[str, FactValue]
+) -> None:
+    found = calibrated([a_trained_job(a_transport(), rate_bps=rate_bps, facts=facts)])
+    assert max(each.longer for each in found.observations) < 0.05
 
 
 def test_a_fast_line_does_not_hide_one_work_behind_another_on_the_same_processor() -> None:
@@ -694,10 +734,17 @@ def four_ranks_by_turns(rate_bps: float = 2 * GBPS, slower_ms: float = 0.0) -> R
 
 def test_messages_of_ranks_by_turns_cause_contention_by_their_own_work() -> None:
     """Two ranks on each processor take twice as long; a bit of each is as much work as before."""
-    subject = plain_subject("a job", four_ranks_by_turns(0.5 * GBPS))
-    crowding = with_contention(subject, told(0.065), a_transport()).crowding
-    assert crowding.recorded_ranks == 2
-    assert crowding.s_each == pytest.approx((1e-9 / 8) ** BY_BITS, rel=0.1)
+    crowded = [
+        with_contention(
+            plain_subject("a job", four_ranks_by_turns(rate_bps)), told(0.065), a_transport()
+        ).crowding
+        for rate_bps in (0.5 * GBPS, 2 * GBPS)
+    ]
+    by_own_work = (1e-9 / 8) ** BY_BITS
+    assert [each.recorded_ranks for each in crowded] == [2, 2]
+    assert crowded[0].s_each == pytest.approx(by_own_work, rel=0.1)
+    # More of the faster messages are beside computing, and this step shows no contention.
+    assert 0.7 * by_own_work < crowded[1].s_each < crowded[0].s_each
 
 
 def test_ranks_that_shared_a_processor_are_late_for_each_other() -> None:

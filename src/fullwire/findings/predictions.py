@@ -497,7 +497,7 @@ def prediction_notes(
                 yield memory_finding(load)
     measured = [each for each in grid.transports if isinstance(each, MeasuredTransport)]
     for (name, run), subject in zip(named, subjects, strict=True):
-        yield from about_links(name, run, grid.workers, per_host)
+        yield from about_links(name, run, subject.placement, grid.workers, per_host)
         yield from _of_run(name, run, subject, grid, is_measured=bool(measured))
         is_other = any(not isinstance(policy, EachGradient) for policy in grid.buckets)
         if grid.are_buckets_asked and is_other and not subject.has_parameters:

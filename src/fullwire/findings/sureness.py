@@ -9,7 +9,7 @@ import numpy as np
 from fullwire.findings.case import Case, lacks_ranks
 from fullwire.findings.finding import Finding
 from fullwire.run.placement import (
-    has_links_in_a_machine,
+    Placement,
     most_on_one_host,
     shares_one_host,
     sums_on_processors,
@@ -259,7 +259,7 @@ def about_contention(name: str, *, is_carried: bool, is_on_devices: bool) -> Fin
 
 
 def about_links(
-    name: str, run: Run, workers: Sequence[int], per_host: Sequence[int]
+    name: str, run: Run, where: Placement, workers: Sequence[int], per_host: Sequence[int]
 ) -> Iterator[Finding]:
     """Say how ranks of a host are predicted, where all ranks or so few workers are on one.
 
@@ -267,10 +267,8 @@ def about_links(
     """
     if max(per_host, default=1) > 1:
         fitting = max((count for count in workers if 1 < count <= max(per_host)), default=None)
-        is_lab = has_links_in_a_machine(run)
-        yield RanksShareLinks(
-            run=name, fitting=None if is_lab else fitting, keeping=fitting if is_lab else None
-        )
+        keeping, fitting = (fitting, None) if where.has_links else (None, fitting)
+        yield RanksShareLinks(run=name, fitting=fitting, keeping=keeping)
         return
     fitting_one = [count for count in workers if 1 < count <= most_on_one_host(run)]
     if shares_one_host(run):

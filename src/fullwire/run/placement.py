@@ -78,10 +78,11 @@ def placement_of(run: Run) -> Placement | None:
     """Return where the ranks of a job were, if it had several and anything tells it."""
     ranks, processors = run.facts.workers or 1, processors_of_machine(run)
     hosts = hosts_of(run)
-    if ranks < 2 or (processors is None and hosts is None):
+    machines = run.facts.machines
+    if ranks < 2 or (processors is None and hosts is None and machines is None):
         return None
     of_hosts = () if hosts is None else hosts.ranks
-    machines = run.facts.machines or len(of_hosts) or ranks
+    machines = machines or len(of_hosts) or ranks
     # Several hosts of a lab are on one machine, so their ranks are not those of a machine.
     fullest = max(of_hosts) if len(of_hosts) == machines else None
     return Placement(
@@ -145,10 +146,14 @@ def shares_one_host(run: Run) -> bool:
 
 
 def has_links_in_a_machine(run: Run) -> bool:
-    """Say whether hosts share a machine and have links between them, as the hosts of a lab."""
-    hosts = len(set(host_of_rank(run).values())) or (run.facts.workers or 0)
-    machines = run.facts.machines
-    return machines is not None and hosts > machines and run.facts.line_rate_bps is not None
+    """Say whether ranks share a machine and have links between them, as the hosts of a lab.
+
+    Several ranks of such a host have no link between them.
+    """
+    workers, machines = run.facts.workers or 0, run.facts.machines
+    hosts = len(set(host_of_rank(run).values())) or workers
+    are_linked = run.facts.line_rate_bps is not None and hosts == workers
+    return are_linked and machines is not None and hosts > machines
 
 
 def sums_on_processors(run: Run) -> bool:

@@ -13,7 +13,7 @@ knowledge enters as observations of its own, each with its uncertainty. It inclu
 line rate that headers leave, and the processor time that the ranks' communication threads have
 used. So even a run on a slow line, which never loads its processors fully, tells their speed,
 less surely. Beside computing on the same processors, messages wait for a processor by turns with
-it. So periods beside computing tell little of the work for messages, and those clocks tell more.
+it. So periods beside computing tell less of the work for messages, as far as those clocks tell it.
 
 Beside other programs, some messages wait for a processor. Medians leave that out, and whole steps
 tell it. Any transport there waits as long for each message in a row.
@@ -120,7 +120,10 @@ class Observation:
     count: int
 
     def off_and_spread(self, predicted_s: float) -> tuple[float, float]:
-        """Return the logarithm of a prediction over it, and the spread of that."""
+        """Return the logarithm of a prediction over it, and the spread of that.
+
+        Computing makes times longer, so a prediction that is shorter may be off by more.
+        """
         off = float(np.log(predicted_s / self.time_s))
         return off, self.spread if off > 0 else float(np.hypot(self.spread, self.longer))
 
@@ -197,7 +200,11 @@ def _wait_s_per_hop(fitted: Calibration, run: Run, periods: Sequence[Period]) ->
     """
     steps_s, observed = _by_step_s(run, periods), list(_observed(run, periods))
     whole_s = median_of(steps_s).value * len(steps_s)
-    fitted_s = sum(fitted.fit.predicted_s(fitted.transport, one) * one.count for one in observed)
+    fitted_s = 0.0
+    for one in observed:
+        predicted_s = fitted.fit.predicted_s(fitted.transport, one)
+        # Computing may have made it longer, by as much as it is.
+        fitted_s += one.count * (max(predicted_s, one.time_s) if one.longer else predicted_s)
     hops = sum(sum(one.hops) * one.count for one in observed)
     return max(min(whole_s - fitted_s, share_of_others(run) * whole_s), 0.0) / max(hops, 1.0)
 
@@ -239,7 +246,9 @@ def _is_played(run: Run) -> bool:
 
 
 def _observed(run: Run, periods: Sequence[Period]) -> Iterator[Observation]:
-    rate_bps, workers = line_rate_bps(run), _workers(run)
+    rate_bps, workers, used = line_rate_bps(run), _workers(run), _used_in(run, periods)
+    # Computing makes no time of the line longer, and without clocks nothing else tells the work.
+    most_longer = 0.0 if used is None else _BESIDE_COMPUTING * (1 - used.idle_share)
     [ranks] = _placement(run).ranks_per_processor([workers]).tolist()
     alike: dict[Held, list[Period]] = defaultdict(list)
     for period in periods:
@@ -255,7 +264,6 @@ def _observed(run: Run, periods: Sequence[Period]) -> Iterator[Observation]:
         deviation = 1.4826 * float(np.median(np.abs(np.log(np.array(times_s) / middle_s))))
         # A lone value has no spread of its own. Busy machines show 15 %.
         of_median = 1.25 * max(deviation, 0.15 / len(times_s)) / np.sqrt(len(times_s))
-        beside = _BESIDE_COMPUTING * float(np.mean([period.beside for period in each]))
         spreads = _LEAST_SPREAD, of_median, _START_S / middle_s
         yield Observation(
             workers=workers,
@@ -267,7 +275,7 @@ def _observed(run: Run, periods: Sequence[Period]) -> Iterator[Observation]:
             hops=tuple(float(cost.hops) for cost in costs),
             halves=tuple(half_a_part(op, members) for op, _, members in held),
             spread=float(np.linalg.norm(spreads)),
-            longer=beside,
+            longer=most_longer * float(np.mean([period.beside for period in each])),
         )
 
 
@@ -443,7 +451,13 @@ class _Fit:
         """Return the fit to one more recording like the first, on links of another rate."""
         first = self._observations[0]
         supposed = [
-            replace(observation, rate_bps=rate_bps, time_s=predicted_s)
+            replace(
+                observation,
+                rate_bps=rate_bps,
+                time_s=predicted_s,
+                spread=float(np.hypot(observation.spread, observation.longer)),
+                longer=0.0,
+            )
             for observation in self._observations
             if (observation.rate_bps, observation.workers) == (first.rate_bps, first.workers)
             for predicted_s in [

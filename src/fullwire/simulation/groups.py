@@ -358,7 +358,8 @@ def busy_periods(run: Run, members: Mapping[str, int], fewest: int) -> Iterator[
 def _share_beside_computing(run: Run, start_ns: Whole, end_ns: Whole) -> list[float]:
     """Return of each stretch of time the share in which computing had the processors.
 
-    It is the mean of the ranks. A rank that only waits for its accelerator leaves them free.
+    It is the mean of the ranks. A rank that only waits for its accelerator leaves them free, and so
+    do few ranks on many processors.
     """
     step_s = usual_step_s(run)
     if not sums_on_processors(run) or not step_s:
@@ -371,7 +372,7 @@ def _share_beside_computing(run: Run, start_ns: Whole, end_ns: Whole) -> list[fl
             union(computing.start_ns, computing.end_ns), union(waits.start_ns, waits.end_ns)
         )
         beside += within(start_ns, end_ns, stretches) / np.maximum(end_ns - start_ns, 1)
-    busy = min(own_work_s(run) * max(ranks_per_processor(run), 1.0) / step_s, 1.0)
+    busy = min(own_work_s(run) * (ranks_per_processor(run) or 1.0) / step_s, 1.0)
     return [busy * share / max(len(ranks), 1) for share in beside.tolist()]
 
 

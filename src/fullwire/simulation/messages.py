@@ -228,7 +228,8 @@ class Messages:
         overhead_s = exposed.by_buckets_s if is_bucket_by_bucket else exposed.busy_s
         parts = min(self.subject.fragments, local_steps)
         if parts > 1:
-            step_s = self.subject.step.step_ns * 1e-9 * accumulate
+            longer = self.subject.passes_by_turns(self.workers[chosen])
+            step_s = self.subject.step.step_ns * 1e-9 * accumulate * longer
             overhead_s = running_sum(
                 np.maximum(exposed.busy_s * share - step_s, 0.0)
                 for share in self.subject.shares_of(parts).tolist()
