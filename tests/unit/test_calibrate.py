@@ -329,7 +329,10 @@ def test_ranks_of_one_host_of_a_lab_have_no_link() -> None:
 
 
 def test_a_lab_without_named_hosts_has_links() -> None:
-    where = placement_of(a_trained_job(a_transport(), facts={"processors": None}))
+    job = a_trained_job(a_transport())
+    where = placement_of(
+        dataclasses.replace(job, facts=dataclasses.replace(job.facts, processors=None))
+    )
     assert where is not None
     assert where.has_links
 
