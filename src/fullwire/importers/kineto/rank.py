@@ -289,7 +289,10 @@ def _processor_spans(trace: Trace, steps: Steps) -> Spans:
     # Operators that lie side by side or inside each other make one span.
     computes = ~found_collectives.within_marks(trace)
     operators = trace.operators
-    ends_ns = operators["start_ns"][computes], operators["end_ns"][computes], *trace.waits_ns
+    own_ns = operators["start_ns"][computes], operators["end_ns"][computes]
+    calls_ns = found_collectives.waits_of_calls(trace)
+    waits_ns = [np.concatenate(each) for each in zip(trace.waits_ns, calls_ns, strict=True)]
+    ends_ns = *own_ns, *waits_ns
     times_ns = np.concatenate(ends_ns)
     order = np.argsort(times_ns, kind="stable")
     # Each thread has one operator at a time. A wait takes its thread out, while others compute.

@@ -42,6 +42,8 @@ _PACKED_BYTES = 2**14  # They unpack to some chunks.
 _MOST_VALUE_BYTES = 64 * 2**20  # For one event, or the list of all groups of a large job.
 _MOST_LIST_BYTES = 2**30  # For lists of the profiler before Kineto, which traced some steps.
 MOST_RANKS = 100_000_000
+_MOST_DIGITS = 18  # of a thread's number
+_MOST_MEMBERS = 2**16  # characters of a group's list of ranks
 _UNDESCRIBED = ("", "default_pg", "undefined")  # as torch writes it
 
 
@@ -79,6 +81,16 @@ class Shaped:
     operation: int  # its External id, which its kernels bear too; -1 where it is unknown
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One group of several ranks that a rank is in, as the trace lists it."""
+
+    name: str
+    description: str  # or the name, where it has none
+    ranks: int
+    members: str  # as the marks of NCCL tell them: [0, 2]
+
+
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Trace:
     """The content of one file, in its own clock; columns refer to `names` by number."""
@@ -93,11 +105,14 @@ class Trace:
     work: Columns
     launches: Columns
     operators: Columns
+    pauses: Columns  # of operators that called a collective, until their next operator
     marks: Columns
     notes: Columns
     names: tuple[str, ...]
+    threads: tuple[int, ...]  # the system's number of each thread in `marks`; -1 if it has none
     problems: tuple[str, ...]
     events: int
+    own_groups: tuple[Group, ...]  # in the order in which the job made them
     groups: Mapping[str, int]  # ranks of the largest group with each description
     group_names: Mapping[str, str]  # descriptions by the name that collectives bear
     shaped: tuple[Shaped, ...]
@@ -469,7 +484,7 @@ def _trace(path: Path, scanner: KinetoScanner, shapes: _Shapes, problems: list[s
     info: Mapping[str, object] = given if isinstance(given, dict) else {}
     devices = header.get("deviceProperties")
     device = devices[0] if isinstance(devices, list) and devices else {}
-    groups, group_names = _groups(info.get("pg_config"))
+    own_groups, groups, group_names = _groups(info.get("pg_config"))
     return Trace(
         path=path,
         rank=_whole(info.get("rank"), MOST_RANKS),
@@ -481,11 +496,17 @@ def _trace(path: Path, scanner: KinetoScanner, shapes: _Shapes, problems: list[s
         work=_columns(scanner.work()),
         launches=_columns(scanner.launches()),
         operators=_columns(scanner.operators()),
+        pauses=_columns(scanner.pauses()),
         marks=_columns(scanner.marks()),
         notes=_columns(scanner.notes()),
         names=tuple(map(_name, scanner.names())),
+        threads=tuple(
+            int(name) if name.isdigit() and len(name) < _MOST_DIGITS else -1
+            for name in scanner.threads()
+        ),
         problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
         events=scanner.events,
+        own_groups=own_groups,
         groups=groups,
         group_names=group_names,
         shaped=tuple(shapes.shaped()),
@@ -495,8 +516,9 @@ def _trace(path: Path, scanner: KinetoScanner, shapes: _Shapes, problems: list[s
     )
 
 
-def _groups(told: object) -> tuple[dict[str, int], dict[str, str]]:
-    """Return the ranks of the largest group with each description, and each name's description."""
+def _groups(told: object) -> tuple[tuple[Group, ...], dict[str, int], dict[str, str]]:
+    """Return the groups, the ranks of the largest one of each description, and all descriptions."""
+    own: list[Group] = []
     groups: dict[str, int] = {}
     names: dict[str, str] = {}
     for entry in told if isinstance(told, list) else []:
@@ -507,9 +529,19 @@ def _groups(told: object) -> tuple[dict[str, int], dict[str, str]]:
             name, description = _text(entry.get("pg_name")), _text(entry.get("pg_desc"))
             if size and (description or name):
                 groups[description or name] = max(size, groups.get(description or name, 0))
+            if name and size > 1:
+                members = str(ranks) if isinstance(ranks, list) else ""
+                own.append(
+                    Group(
+                        name=name,
+                        description=description or name,
+                        ranks=size,
+                        members=members[:_MOST_MEMBERS],
+                    )
+                )
             if name and size != 1 and description not in _UNDESCRIBED:
                 names[name] = description
-    return groups, names
+    return tuple(own), groups, names
 
 
 def _columns(columns: Mapping[str, NDArray[Any]]) -> Columns:
