@@ -166,3 +166,30 @@ def test_a_gathering_into_a_list_has_the_parts_of_all_ranks_of_its_group(
     rank.job.step(0, 0, rank.now_us)
     run = read(rank.job.write(tmp_path / "rank0.json"))
     assert set(run.collectives.bytes.tolist()) == {ranks * 64 * 1_000 * 4}
+
+
+def test_sums_of_tensors_that_no_gradient_has_the_sizes_of_are_no_gradients(tmp_path: Path) -> None:
+    """Layers that gather their outputs sum in the backward pass alone."""
+    for number in range(2):
+        rank = Rank(number, 2, 1e9, pg_config=groups_of(0)[2:])
+        for step in range(STEPS):
+            began = rank.now_us
+            for _ in range(LAYERS):
+                rank.compute("aten::addmm", COMPUTE_US)
+                rank.wait("all_gather", [64, 500], (105, 106), "Gather")
+            for _ in range(LAYERS):
+                rank.compute(f"{BACKWARD}AddmmBackward0", 2 * COMPUTE_US)
+                rank.wait("all_reduce", ACTIVATIONS, (105, 106), f"{BACKWARD}CopyToBackward")
+                rank.compute("torch::autograd::AccumulateGrad", 50)
+            rank.job.step(step, began, rank.now_us)
+        for event in rank.job.events:
+            if event["name"] == "torch::autograd::AccumulateGrad":
+                event["args"] = {"Input Dims": [WEIGHTS], "Input type": ["float"]}
+            elif event["name"] == "c10d::all_reduce_":
+                event["name"] = "c10d::allreduce_"
+                event["args"] = {"Input Dims": [[ACTIVATIONS], [], []], "Input type": []}
+        rank.job.write(tmp_path / f"rank{number}.json")
+    run = read(tmp_path)
+    assert not len(run.gradients)
+    [row] = fw.whatif(run, bandwidth="1Gbps").rows()
+    assert row["step_s"] == pytest.approx((rank.now_us - began) * 1e-6, rel=0.02)

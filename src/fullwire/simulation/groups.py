@@ -265,8 +265,7 @@ def splits_layers(run: Run, backwards: Spans) -> bool:
         return False
     if (rows.dtype == SIZE_UNKNOWN).any():
         return False
-    as_many = sums_on_processors(run)
-    return bool(_are_of_layers(rows, backwards, as_many=as_many).any())
+    return bool(_are_of_layers(run, rows, backwards).any())
 
 
 def share_for_layers(run: Run) -> float:
@@ -279,15 +278,19 @@ def share_for_layers(run: Run) -> float:
     if not all_bytes:
         return 0.0
     backwards = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "backward"))
-    are_sums = _are_of_layers(rows, backwards, as_many=sums_on_processors(run))
+    are_sums = _are_of_layers(run, rows, backwards)
     is_of_layers = are_sums | np.isin(rows.op, ("send", "recv"))
     splitting = set(rows.group[are_sums].tolist()) - {""}  # other groups may lack a name, too
     is_of_layers |= np.array([name in splitting for name in rows.group.tolist()], bool)
     return float(rows.bytes[is_of_layers].sum(dtype=np.float64)) / all_bytes
 
 
-def _are_of_layers(rows: Collectives, backwards: Spans, *, as_many: bool) -> NDArray[np.bool_]:
-    """Return which rows are sums of layers that are split over ranks."""
+def _are_of_layers(run: Run, rows: Collectives, backwards: Spans) -> NDArray[np.bool_]:
+    """Return which rows are sums of layers that are split over ranks.
+
+    The reader of a processor's trace takes a sum in the backward pass for gradients, unless it is
+    one of a layer. So without any gradients, all of them are.
+    """
     columns = (backwards.rank, backwards.step, backwards.start_ns, backwards.end_ns)
     of_step = {
         (rank, step): (start, end) for rank, step, start, end in np.stack(columns, 1).tolist()
@@ -297,5 +300,8 @@ def _are_of_layers(rows: Collectives, backwards: Spans, *, as_many: bool) -> NDA
     start_ns, end_ns = np.array([of_step.get(key, none) for key in step]).reshape(-1, 2).T
     is_before = rows.issue_ns < start_ns
     is_amidst = ~is_before & (rows.issue_ns <= end_ns)
+    as_many = sums_on_processors(run)
+    if as_many and run.provenance.origin == "imported" and not len(run.gradients):
+        return np.asarray(is_amidst & (rows.op == "allreduce") & (rows.bytes > 0))
     which = (rows.group, rows.op, rows.bytes, step)
     return are_of_split_layers(*which, is_before, is_amidst, as_many=as_many)

@@ -40,6 +40,7 @@ class Found:
     members: Text
     dtype: Text
     bytes: Whole
+    is_unlike: NDArray[np.bool_]  # a matrix, or more, of other sizes than any gradient
     ranks: Whole  # in the group; below 2 where the trace does not tell them
     sequence: Whole  # as the trace gives it, or ABSENT
     step: Whole  # number
@@ -318,6 +319,10 @@ def _found(
         amount = row.bytes(named, trace.gathered, among[place])
         size.append(max(amount, 0))
         dtype.append(row.dtype if amount >= 0 or named == "barrier" else SIZE_UNKNOWN)
+    elements = np.maximum(
+        _at(trace.notes["in_elements"], note), _at(trace.notes["first_input_elements"], note)
+    )
+    is_unlike = np.isin(elements, sorted(trace.unlike_gradients)) & (note >= 0)
     sequence = trace.notes["sequence"]
     told = np.where(note >= 0, _at(sequence, note), ABSENT)
     return Found(
@@ -326,6 +331,7 @@ def _found(
         members=_texts(members),
         dtype=_texts(dtype),
         bytes=np.array(size, np.int64),
+        is_unlike=is_unlike,
         ranks=ranks,
         sequence=told,
         step=step,
@@ -463,6 +469,8 @@ def sent_backward(
         # A group that scatters activations scatters no gradients.
         of_layers = set(found.group[is_layers & is_scatter].tolist())
         is_layers |= is_scatter & np.array([name in of_layers for name in found.group], bool)
+        # A layer may sum in its backward pass alone, and gather in the forward pass.
+        is_layers |= found.is_unlike & (issued_ns <= launches[1][place])
         is_sum &= ~is_layers
     is_bucket = is_sum & (found.op == "allreduce")
     is_sharded = are_scattered(found, is_bucket, is_sum & ~is_bucket)

@@ -118,6 +118,7 @@ class Trace:
     shaped: tuple[Shaped, ...]
     waits_ns: tuple[Whole, Whole]  # for tensors, on the processor
     hooks_wait_ns: tuple[Whole, Whole]  # for collectives, where FSDP's hooks do on the processor
+    unlike_gradients: frozenset[int]  # elements of summed tensors that no gradient has
     gathered: Mapping[int, int]  # elements of a whole gathering by those of a rank's part
 
     @property
@@ -148,7 +149,7 @@ _OPERATOR = re.compile(
     rb'"name"\s*:\s*"(?:aten::(?:mm|addmm|bmm|baddbmm|_scaled_mm|_grouped_mm|embedding'
     rb"|nll_loss_forward|_scaled_dot_product_\w+|_flash_attention_\w+|_efficient_attention_\w+"
     rb"|_foreach_copy_|split_with_sizes_copy|_chunk_cat)"
-    rb"|flash_attn::\w+|fsdp::\w+|(?:_c10d_functional|c10d)::\w+|PythonSubclass"
+    rb"|torch::autograd::AccumulateGrad|flash_attn::\w+|fsdp::\w+|(?:_c10d_functional|c10d)::\w+|PythonSubclass"
     rb'|(?:Nested)?Redistribute\w*|_(?:To|From)TorchTensor\w*|FSDP::[^"]*|Optimizer\.step#[^"]*)"'
 )
 _KERNEL = re.compile(
@@ -164,6 +165,8 @@ WAIT = "_c10d_functional::wait_tensor"
 DISPATCH = "dispatch"  # a wrapper, without the operations within it
 HANDOVER = "handover"  # of a collective to its group, without the operations within it
 _GATHERS = "c10d::_allgather_base_"
+_SUMS = "c10d::allreduce_"
+_MAKES_GRADIENT = "torch::autograd::AccumulateGrad"
 _MOST_DIMENSIONS, _MOST_ELEMENTS = 64, 2**61  # torch has at most 64 dimensions
 
 
@@ -173,6 +176,7 @@ class _Shapes:
 
     operators: list[_Operator] = field(default_factory=list)
     kernels_us: dict[int, float] = field(default_factory=dict)  # by the operator behind them
+    gradients: set[int] = field(default_factory=set)  # their elements
     _waiting: bytearray = field(default_factory=bytearray)
     _before: bytes = b""  # the last chunk without shapes: an event may begin in it
     _tells: bool = False
@@ -203,7 +207,9 @@ class _Shapes:
                 operator = msgspec.json.decode(block[start : end + 1], type=_Operator)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue  # the scanner tells of damage; a name with a bracket is no loss
-            if abs(operator.ts) <= MOST_US and 0 <= operator.dur <= MOST_US:
+            if operator.name == _MAKES_GRADIENT:
+                self.gradients |= {_elements(size) for size in _tensors(operator)}
+            elif abs(operator.ts) <= MOST_US and 0 <= operator.dur <= MOST_US:
                 self.operators.append(operator)
         for match in _KERNEL.finditer(block):
             number, duration_us = int(match[2]), float(match[1])
@@ -219,11 +225,24 @@ class _Shapes:
         wholes: dict[int, set[int]] = {}
         for operator in self.operators:
             if operator.name == _GATHERS:
-                told = operator.args.get("Input Dims")
-                whole, part = map(_elements, [*(told if isinstance(told, list) else []), 0, 0][:2])
+                whole, part = map(_elements, [*_tensors(operator), 0, 0][:2])
                 if whole and part:
                     wholes.setdefault(part, set()).add(whole)
         return {part: min(found) for part, found in wholes.items() if len(found) == 1}
+
+    def unlike_gradients(self) -> frozenset[int]:
+        """Return the elements of summed tensors with several dimensions that no gradient has."""
+        if not self.gradients:
+            return frozenset()
+        summed = {
+            _elements(size)
+            for operator in self.operators
+            if operator.name == _SUMS
+            for sizes in _tensors(operator)[:1]
+            for size in sizes
+            if isinstance(size, list) and len(size) > 1
+        }
+        return frozenset(summed - self.gradients)
 
     def waits_ns(self) -> tuple[Whole, Whole]:
         """Return when threads waited for tensors: each thread's waits, without those in others."""
@@ -306,6 +325,12 @@ def _is_hook(operator: _Operator) -> bool:
 
 def _is_optimizer(operator: _Operator) -> bool:
     return operator.name.startswith("Optimizer.step#")
+
+
+def _tensors(operator: _Operator) -> list[Any]:
+    """Return the sizes of an operator's tensors; a list of tensors is a list of sizes."""
+    told = operator.args.get("Input Dims")
+    return [each for each in told if isinstance(each, list)] if isinstance(told, list) else []
 
 
 def _elements(tensor: object) -> int:
@@ -512,6 +537,7 @@ def _trace(path: Path, scanner: KinetoScanner, shapes: _Shapes, problems: list[s
         shaped=tuple(shapes.shaped()),
         waits_ns=shapes.waits_ns(),
         hooks_wait_ns=shapes.hooks_wait_ns(),
+        unlike_gradients=shapes.unlike_gradients(),
         gathered=shapes.gathered(),
     )
 
