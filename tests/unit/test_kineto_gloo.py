@@ -193,3 +193,42 @@ def test_sums_of_tensors_that_no_gradient_has_the_sizes_of_are_no_gradients(tmp_
     assert not len(run.gradients)
     [row] = fw.whatif(run, bandwidth="1Gbps").rows()
     assert row["step_s"] == pytest.approx((rank.now_us - began) * 1e-6, rel=0.02)
+
+
+def bucketed(folder: Path, rate_bps: float) -> float:
+    """Write the traces of a data-parallel job whose buckets queue; return the time of a step."""
+    folder.mkdir()
+    values, send_us = 500_000, 8e6 * 4 * 500_000 / rate_bps
+    for number in range(2):
+        job = Job(number, distributedInfo={"backend": "gloo", "rank": number, "world_size": 2})
+        job.header |= {"deviceProperties": [], "host_name": f"host{number}"}
+        now = 0.0
+        for step in range(STEPS):
+            began, free = now, 0.0
+            job.event("cpu_op", "aten::addmm", now, now + LAYERS * COMPUTE_US, tid=1)
+            now += LAYERS * COMPUTE_US
+            for bucket in range(LAYERS):
+                length = 2 * COMPUTE_US
+                job.event("cpu_op", f"{BACKWARD}AddmmBackward0", now, now + length, tid=1)
+                now += length
+                called = {"Input Dims": [[[values]], [], []], "Input type": []}
+                job.event("cpu_op", "c10d::allreduce_", now - 20, now - 10, tid=1, **called)
+                begin = free = max(now, free)
+                free += send_us
+                told: dict[str, Any] = {"Input Dims": [[values]], "Input type": ["float"]}
+                mark = "gloo:all_reduce", begin, free
+                job.event("user_annotation", *mark, tid=105 + bucket % 2, **told)
+            now = free
+            job.step(step, began, now)
+        job.write(folder / f"rank{number}.json")
+    return (now - began) * 1e-6
+
+
+def test_buckets_that_wait_for_the_link_are_gradients_from_their_call(tmp_path: Path) -> None:
+    """On a slow link, most of them begin long after the backward pass."""
+    bucketed(tmp_path / "slow", 1e8)
+    run = read(tmp_path / "slow")
+    assert len(run.gradients) == 2 * STEPS * LAYERS
+    for rate, rate_bps in (("100Mbps", 1e8), ("10Gbps", 1e10)):
+        [row] = fw.whatif(run, bandwidth=rate).rows()
+        assert row["step_s"] == pytest.approx(bucketed(tmp_path / rate, rate_bps), rel=0.03)

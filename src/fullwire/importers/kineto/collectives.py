@@ -44,6 +44,7 @@ class Found:
     ranks: Whole  # in the group; below 2 where the trace does not tell them
     sequence: Whole  # as the trace gives it, or ABSENT
     step: Whole  # number
+    called_ns: Whole  # when the job called it, where that is told; else its issue
     issue_ns: Whole
     end_ns: Whole
 
@@ -323,6 +324,13 @@ def _found(
         _at(trace.notes["in_elements"], note), _at(trace.notes["first_input_elements"], note)
     )
     is_unlike = np.isin(elements, sorted(trace.unlike_gradients)) & (note >= 0)
+    called_ns = start_ns.copy()
+    for number, times_ns in trace.called.items():
+        mine = np.flatnonzero((elements == number) & (np.array(op) == "allreduce"))
+        mine = mine[np.argsort(start_ns[mine], kind="stable")]
+        # Calls of one size begin in their order. At the edges of a trace, some lack the other part.
+        if len(mine) == len(times_ns) and (times_ns <= start_ns[mine]).all():
+            called_ns[mine] = times_ns
     sequence = trace.notes["sequence"]
     told = np.where(note >= 0, _at(sequence, note), ABSENT)
     return Found(
@@ -335,6 +343,7 @@ def _found(
         ranks=ranks,
         sequence=told,
         step=step,
+        called_ns=called_ns,
         issue_ns=start_ns,
         end_ns=start_ns + duration_ns,
     )
