@@ -123,6 +123,14 @@ def test_the_threads_of_gloo_tell_the_groups_of_its_marks(tmp_path: Path, descri
         assert row["step_s"] == pytest.approx(wanted_s, rel=0.05)
 
 
+def test_a_few_ranks_tell_the_size_of_groups_that_are_described(tmp_path: Path) -> None:
+    split_and_summed(tmp_path / "job", 1e9)
+    whole, first = read(tmp_path / "job"), read(tmp_path / "job" / "rank0.json")
+    assert set(members_of(first).values()) == {2}
+    [row], [wanted] = (fw.whatif(run, bandwidth="200Mbps").rows() for run in (first, whole))
+    assert row["step_s"] == pytest.approx(wanted["step_s"], rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("threads", "groups"),
     [

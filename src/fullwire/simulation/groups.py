@@ -19,6 +19,7 @@ from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Spans, Whole
 from fullwire.run.split_layers import are_of_split_layers
 from fullwire.run.usual import local_steps_of
 from fullwire.simulation.beside_layers import Course
+from fullwire.simulation.described_groups import descriptions_of
 
 # The bytes of their sums, at most: halves of a float summed as whole ones.
 TIMES_GRADIENTS = 2.1
@@ -132,7 +133,7 @@ def members_of(run: Run) -> dict[str, int]:
     """Return how many ranks each group has, by its name.
 
     A group of all ranks in the run counts as a group of all workers: from a few ranks' traces the
-    group's other members are unknown.
+    group's other members are unknown. A description may tell how many there are (`mesh_tp 2`).
     """
     workers, table = run.facts.workers or 1, run.collectives
     if not len(table):
@@ -143,8 +144,17 @@ def members_of(run: Run) -> dict[str, int]:
     ranks, of_rank = np.unique(table.rank, return_inverse=True)
     pairs = np.unique(of_group * len(ranks) + of_rank.reshape(-1))
     counts = np.bincount(pairs // len(ranks))
+    sizes = dict(
+        part.rsplit(" ", 1) for part in (run.facts.groups or "").split(", ") if " " in part
+    )
+    told = descriptions_of(run.facts.group_names or "")
+
+    def of_all(name: str) -> int:
+        size = sizes.get(told.get(name.partition(" ")[0], ""), "")
+        return min(int(size), workers) if size.isdigit() and len(ranks) < workers else workers
+
     return {
-        name: workers if count == len(ranks) else count
+        name: of_all(name) if count == len(ranks) else count
         for name, count in zip(place, counts.tolist(), strict=True)
     }
 
