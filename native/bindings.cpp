@@ -106,6 +106,14 @@ nb::list names_of(const fullwire::KinetoScanner& scanner) {
     return found;
 }
 
+nb::list threads_of(const fullwire::KinetoScanner& scanner) {
+    nb::list found;
+    for (const std::string& name : scanner.threads()) {
+        found.append(nb::bytes(name.data(), name.size()));
+    }
+    return found;
+}
+
 nb::list header_of(const fullwire::KinetoScanner& scanner) {
     nb::list found;
     for (const auto& [key, value] : scanner.header()) {
@@ -145,6 +153,14 @@ nb::dict operators_of(const fullwire::KinetoScanner& scanner) {
     found["end_ns"] = column(scanner.operators.end_ns);
     found["thread"] = column(scanner.operators.thread);
     found["is_backward"] = column(scanner.operators.is_backward);
+    return found;
+}
+
+nb::dict pauses_of(const fullwire::KinetoScanner& scanner) {
+    nb::dict found;
+    found["start_ns"] = column(scanner.pauses.start_ns);
+    found["end_ns"] = column(scanner.pauses.end_ns);
+    found["thread"] = column(scanner.pauses.thread);
     return found;
 }
 
@@ -566,9 +582,11 @@ NB_MODULE(_native, module) {
         .def_prop_ro("processes", &fullwire::KinetoScanner::processes)
         .def("header", &header_of)
         .def("names", &names_of)
+        .def("threads", &threads_of)
         .def("work", &work_of)
         .def("launches", &launches_of)
         .def("operators", &operators_of)
+        .def("pauses", &pauses_of)
         .def("marks", &marks_of)
         .def("notes", &notes_of);
     module.def("play", &play, nb::arg("seats"), nb::arg("bytes_per_s"),

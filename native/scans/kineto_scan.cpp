@@ -558,8 +558,11 @@ void KinetoScanner::keep_operator(const Event& event) {
                                                                           : -1);
         return;
     }
-    if (event.category == "user_annotation" || is_of_a_library(name)) return;
+    if (event.category == "user_annotation") return;
     const auto place = static_cast<std::size_t>(thread);
+    end_pause(place, start);
+    if (starts_with(name, "c10d::")) returned_ns_[place] = start + duration;
+    if (is_of_a_library(name)) return;
     if (start >= kept_start_ns_[place] && start + duration <= kept_end_ns_[place]) return;
     kept_start_ns_[place] = start;
     kept_end_ns_[place] = start + duration;
@@ -567,6 +570,19 @@ void KinetoScanner::keep_operator(const Event& event) {
     operators.end_ns.push_back(start + duration);
     operators.thread.push_back(thread);
     operators.is_backward.push_back(starts_with(name, "autograd::engine::evaluate_function"));
+}
+
+// Operators of a thread come in the order of their beginnings. One that begins within a call is a
+// part of it. A call that lies in no other operator has no pause within one.
+void KinetoScanner::end_pause(std::size_t thread, std::int64_t next_ns) {
+    const std::int64_t returned = returned_ns_[thread];
+    if (returned == kAbsent || next_ns < returned) return;
+    returned_ns_[thread] = kAbsent;
+    const std::int64_t end = std::min(next_ns, kept_end_ns_[thread]);
+    if (end <= returned) return;
+    pauses.start_ns.push_back(returned);
+    pauses.end_ns.push_back(end);
+    pauses.thread.push_back(static_cast<std::int32_t>(thread));
 }
 
 std::int32_t KinetoScanner::keep_note(std::string_view raw) {
@@ -605,6 +621,12 @@ std::int32_t KinetoScanner::keep_note(std::string_view raw) {
     return static_cast<std::int32_t>(notes.op.size() - 1);
 }
 
+std::vector<std::string> KinetoScanner::threads() const {
+    std::vector<std::string> found(threads_.size());
+    for (const auto& [raw, number] : threads_) found[static_cast<std::size_t>(number)] = raw;
+    return found;
+}
+
 std::int32_t KinetoScanner::thread_of(std::string_view raw) {
     if (last_thread_number_ >= 0 && raw == last_thread_) return last_thread_number_;
     last_thread_ = raw.substr(0, 64);
@@ -615,6 +637,7 @@ std::int32_t KinetoScanner::thread_of(std::string_view raw) {
     threads_.emplace(last_thread_, last_thread_number_);
     kept_start_ns_.push_back(INT64_MAX);
     kept_end_ns_.push_back(INT64_MIN);
+    returned_ns_.push_back(kAbsent);
     return last_thread_number_;
 }
 

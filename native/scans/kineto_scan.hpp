@@ -61,6 +61,13 @@ struct Operators {
     std::vector<std::uint8_t> is_backward;
 };
 
+// What follows the calls of collectives within an operator: the thread runs no operator from the
+// call's return until the next one begins, or the operator around them ends.
+struct Pauses {
+    std::vector<std::int64_t> start_ns, end_ns;
+    std::vector<std::int32_t> thread;
+};
+
 struct Marks {
     std::vector<std::int64_t> start_ns, duration_ns;
     std::vector<std::int32_t> name, thread, note;
@@ -84,6 +91,7 @@ class KinetoScanner {
     std::uint64_t bytes_read() const { return before_ + position_; }
     std::uint64_t events() const { return events_; }
     std::uint64_t unusable() const { return unusable_; }  // events kept but for times that cannot be
+    std::vector<std::string> threads() const;  // as the file names them, by their number
     std::size_t processes() const { return processes_.size(); }  // that launched work
     const std::vector<std::pair<std::string, std::string>>& header() const { return header_; }
 
@@ -91,6 +99,7 @@ class KinetoScanner {
     DeviceWork work;
     Launches launches;
     Operators operators;
+    Pauses pauses;
     Marks marks;
     Notes notes;
 
@@ -105,6 +114,7 @@ class KinetoScanner {
     bool read_event();
     void keep(Event& event);
     void keep_operator(const Event& event);
+    void end_pause(std::size_t thread, std::int64_t next_ns);
     void keep_flow(const Event& event);
     std::int32_t keep_note(std::string_view args);
     std::int32_t thread_of(std::string_view raw);
@@ -126,6 +136,7 @@ class KinetoScanner {
     std::string last_process_;
     bool lacks_launch_ = false;  // the work kept last, of which an arrow may still tell it
     std::vector<std::int64_t> kept_end_ns_, kept_start_ns_;  // by thread: its last operator kept
+    std::vector<std::int64_t> returned_ns_;  // by thread: the last call, if no operator followed yet
 };
 
 }  // namespace fullwire

@@ -380,6 +380,31 @@ def test_ranks_that_are_late_in_turns_cost_what_one_that_always_is_does() -> Non
     assert fix.step_s == pytest.approx(one.step_s - 0.060)
 
 
+@pytest.mark.parametrize("knows_rate", [True, False])
+def test_a_late_rank_takes_no_waiting_for_other_ranks_with_it(knows_rate: bool) -> None:
+    """In one of the six usual steps rank 1 is late instead, and stays so."""
+    always = a_trained_job(ranks=4, late_ms=60, steps=12)
+    if not knows_rate:
+        facts = always.facts.without(["line_rate_bps"])
+        always = dataclasses.replace(always, facts=facts)
+
+    def swapped(table: Any) -> Any:
+        other = np.array([0, 3, 2, 1])[table.rank]
+        return dataclasses.replace(table, rank=np.where(table.step % 5 == 0, other, table.rank))
+
+    run = dataclasses.replace(
+        always,
+        spans=swapped(always.spans),
+        collectives=swapped(always.collectives),
+        gradients=swapped(always.gradients),
+    )
+    all_s, found = fixes_of(always)["straggler"].step_s, fw.explain(run)
+    fix = fixes_of(run)["straggler"]
+    assert sentence(fix) == "rank 3 as fast as the others"
+    assert fix.step_s == pytest.approx(all_s + 0.060 / 6, abs=0.002)
+    assert fix.step_s <= found.step_s - 5 / 6 * found.account["straggler"] + 1e-6
+
+
 def test_a_link_that_is_slower_than_the_others_is_to_be_looked_at() -> None:
     slow = with_facts(a_trained_job(), line_rate_bps=10e9, other_line_rates_bps=((1.0, 1e9),))
     [named] = [fix for fix in fw.explain(slow).fixes if "as fast as others" in sentence(fix)]

@@ -41,7 +41,7 @@ from fullwire.findings.plans import (
     UnlikeHosts,
     UsualMlp,
 )
-from fullwire.importers.kineto import scan
+from fullwire.importers.kineto import scan, shapes
 from fullwire.report.plans import plan_data, print_plan
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Collectives, Provenance, Run
@@ -319,7 +319,7 @@ def test_operations_that_are_cut_between_chunks_are_whole(
 ) -> None:
     path = steps["tp 2 pp 2 dp 1"][0] / "rank0.json"
     whole = scan.scanned(path).shaped
-    monkeypatch.setattr(scan, "_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(shapes, "_BLOCK_BYTES", 2000)
     monkeypatch.setattr(scan, "_PACKED_BYTES", 701)  # what is read of a plain file at once
     assert scan.scanned(path).shaped == whole
 
@@ -385,6 +385,37 @@ def test_sums_of_the_other_kind_of_sharding_are_not_in_the_recording(
     assert unseen in other.assumed
     assert not {unseen} & {*whole.assumed, *same.assumed, *alone.assumed}
     assert width(other) > 1.2 * max(width(whole), width(same))
+
+
+def with_a_late_rank(place: Path, late_us: float) -> Path:
+    """Let rank 1 come to the first sum of each step so much later, where rank 0 waits for it."""
+    for rank in (0, 1):
+        file = place / f"rank{rank}.json"
+        told = json.loads(file.read_text())
+        events = [event for event in told["traceEvents"] if "ts" in event]
+        began_us = [each["ts"] for each in events if each["name"].startswith("ProfilerStep")]
+        sums_us = [each["ts"] for each in events if each["name"].startswith("gloo:")]
+        first_us = [min(time for time in sums_us if time >= begin) for begin in began_us]
+        for event in events:
+            is_first = event["ts"] in first_us and event["name"].startswith("gloo:")
+            if event["name"].startswith("ProfilerStep") or (is_first and rank == 0):
+                event["dur"] += late_us
+            times_late = sum(event["ts"] > time for time in first_us)
+            event["ts"] += (times_late + (is_first and rank == 1)) * late_us
+        file.write_text(json.dumps(told))
+    return place
+
+
+def test_a_rank_that_is_late_for_sums_is_late_for_shards_too(tmp_path: Path) -> None:
+    """Waiting for it is no message, so it does not make shards quicker than whole sums."""
+    late_s = 0.6
+    step_s = traced(tmp_path / "even", dp=2)
+    traced(tmp_path / "late", dp=2)
+    late = with_a_late_rank(tmp_path / "late", late_s * 1e6)
+    even_s = fw.plan(recorded=tmp_path / "even", to="zero=3").best.step_s
+    whole_s, sharded_s = (fw.plan(recorded=late, to=f"zero={zero}").best.step_s for zero in (0, 3))
+    assert whole_s == pytest.approx(step_s + late_s, rel=0.01)
+    assert sharded_s == pytest.approx(even_s + late_s, rel=0.03)
 
 
 def test_a_recorded_microbatch_of_three_is_kept(job: Run, monkeypatch: pytest.MonkeyPatch) -> None:

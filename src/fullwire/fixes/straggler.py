@@ -131,30 +131,37 @@ class Straggler(FixKind):
 
         Equal ranks that share a processor still compute by turns, and are late for each other.
         """
-        step, left = job.subject.step, job.subject.crowding.late_for_each_other
+        step, late = job.subject.step, late_ranks(account)
+        by_others = 0.0 if late is None else 1 - late.share
+        left = max(job.subject.crowding.late_for_each_other, by_others)
         if step.waiting_ns and left:
             equal = job.ask(
                 change=lambda each: replace(each, waiting_ns=round(each.waiting_ns * left))
             )
-            yield _fix(run, account, late_ranks(account), equal)
+            yield _fix(run, account, late, equal)
         elif step.waiting_ns:
-            yield _fix(run, account, late_ranks(account), job.ask(jitters=(NoJitter(),)))
+            yield _fix(run, account, late, job.ask(jitters=(NoJitter(),)))
 
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
         """Subtract the waiting for ranks from the step, or what a few late ranks do beyond others.
 
         A late rank delays the transfers of other buckets too, of which the account does not know
         that they waited for it. Links that are busy all the time may hide a part of its excess.
-        A rank that is late in few steps takes its share of the waiting with it.
+        Late ranks take their share of the waiting with them, or less: where the others are late by
+        turns, each step still waits for the latest of them.
         """
         least_s = most_s = account.parts_s[Part.STRAGGLER.key]
         late, there = late_for_most(account)
         if late is not None and there is not account:
             least_s = most_s = late.share * least_s
         elif late is not None:
-            rows = [account.ranks.index(rank) for rank in late.ranks]
-            excess_ns = account.excess_ns[rows][:, account.is_typical].sum(axis=2).max(axis=0)
-            most_s = max(least_s, float(excess_ns.mean()) * 1e-9)
+            excess_ns = account.excess_ns[:, account.is_typical].sum(axis=2)
+            is_late = np.isin(account.ranks, late.ranks)
+            late_ns, others_ns = excess_ns[is_late].max(axis=0), excess_ns[~is_late].max(axis=0)
+            beyond_ns = np.maximum(late_ns - others_ns, 0)
+            all_ns = float(np.maximum(late_ns, others_ns).sum())
+            most_s = max(late.share * least_s, float(beyond_ns.mean()) * 1e-9)
+            least_s *= min(late.share, float(beyond_ns.sum()) / all_ns if all_ns else 1.0)
         found = without_loss(account, most_s, of_one=False)
         if found is not None and most_s > least_s:
             found = replace(found, low_s=found.step_s, high_s=account.step_s - least_s)

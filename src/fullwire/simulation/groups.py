@@ -21,6 +21,7 @@ from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Spans, Whole
 from fullwire.run.split_layers import are_of_split_layers
 from fullwire.run.usual import local_steps_of
 from fullwire.simulation.beside_layers import Course, Stages
+from fullwire.simulation.described_groups import descriptions_of
 
 # The bytes of their sums, at most: halves of a float summed as whole ones.
 TIMES_GRADIENTS = 2.1
@@ -136,7 +137,7 @@ def members_of(run: Run) -> dict[str, int]:
     """Return how many ranks each group has, by its name.
 
     A group of all ranks in the run counts as a group of all workers: from a few ranks' traces the
-    group's other members are unknown.
+    group's other members are unknown. A description may tell how many there are (`mesh_tp 2`).
     """
     workers, table = run.facts.workers or 1, run.collectives
     if not len(table):
@@ -147,8 +148,17 @@ def members_of(run: Run) -> dict[str, int]:
     ranks, of_rank = np.unique(table.rank, return_inverse=True)
     pairs = np.unique(of_group * len(ranks) + of_rank.reshape(-1))
     counts = np.bincount(pairs // len(ranks))
+    sizes = dict(
+        part.rsplit(" ", 1) for part in (run.facts.groups or "").split(", ") if " " in part
+    )
+    told = descriptions_of(run.facts.group_names or "")
+
+    def of_all(name: str) -> int:
+        size = sizes.get(told.get(name.partition(" ")[0], ""), "")
+        return min(int(size), workers) if size.isdigit() and len(ranks) < workers else workers
+
     return {
-        name: workers if count == len(ranks) else count
+        name: of_all(name) if count == len(ranks) else count
         for name, count in zip(place, counts.tolist(), strict=True)
     }
 
@@ -288,8 +298,7 @@ def splits_model(run: Run, backwards: Spans) -> bool:
         return False
     if (rows.dtype == SIZE_UNKNOWN).any():
         return False
-    as_many = sums_on_processors(run)
-    return bool(_are_of_layers(rows, backwards, as_many=as_many).any())
+    return bool(_are_of_layers(run, rows, backwards).any())
 
 
 def share_for_layers(run: Run) -> float:
@@ -302,15 +311,19 @@ def share_for_layers(run: Run) -> float:
     if not all_bytes:
         return 0.0
     backwards = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "backward"))
-    are_sums = _are_of_layers(rows, backwards, as_many=sums_on_processors(run))
+    are_sums = _are_of_layers(run, rows, backwards)
     is_of_layers = are_sums | np.isin(rows.op, ("send", "recv"))
     splitting = set(rows.group[are_sums].tolist()) - {""}  # other groups may lack a name, too
     is_of_layers |= np.array([name in splitting for name in rows.group.tolist()], bool)
     return float(rows.bytes[is_of_layers].sum(dtype=np.float64)) / all_bytes
 
 
-def _are_of_layers(rows: Collectives, backwards: Spans, *, as_many: bool) -> NDArray[np.bool_]:
-    """Return which rows are sums of layers that are split over ranks."""
+def _are_of_layers(run: Run, rows: Collectives, backwards: Spans) -> NDArray[np.bool_]:
+    """Return which rows are sums of layers that are split over ranks.
+
+    The reader of a processor's trace takes a sum in the backward pass for gradients, unless it is
+    one of a layer. So without any gradients, all of them are.
+    """
     columns = (backwards.rank, backwards.step, backwards.start_ns, backwards.end_ns)
     of_step = {
         (rank, step): (start, end) for rank, step, start, end in np.stack(columns, 1).tolist()
@@ -320,6 +333,9 @@ def _are_of_layers(rows: Collectives, backwards: Spans, *, as_many: bool) -> NDA
     start_ns, end_ns = np.array([of_step.get(key, none) for key in step]).reshape(-1, 2).T
     is_before = rows.issue_ns < start_ns
     is_amidst = ~is_before & (rows.issue_ns <= end_ns)
+    as_many = sums_on_processors(run)
+    if as_many and run.provenance.origin == "imported" and not len(run.gradients):
+        return np.asarray(is_amidst & (rows.op == "allreduce") & (rows.bytes > 0))
     which = (rows.group, rows.op, rows.bytes, step)
     return are_of_split_layers(*which, is_before, is_amidst, as_many=as_many)
 

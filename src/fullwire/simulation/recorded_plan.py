@@ -93,6 +93,7 @@ class Recorded:
     shard_copies: float = 1.0  # of gathered parameters: times as long as modelled
     sums_each_microbatch: bool = False
     longest_sums: float = 1.0  # shown ones, where late ranks make them longer than the modelled
+    late_s: float = 0.0  # of shown sums that no message takes, as where a rank comes late
     rest: float = 1.0  # of the whole step, which no class explains
     is_network_told: bool = True  # else the pace is that of an unknown network
     recorded_on: Accelerator | None = None  # where `device` is another one
@@ -267,6 +268,10 @@ class Recorded:
         longest = np.where(self.shards_alike(plans), self.longest_sums, 1.0)
         shown_s = self._sums_of_a_step(plans) * parts["dp_s"]
         parts["dp_s"] = np.minimum(shown_s, longest * self.whole_sums_s(job))
+        # A rank that is late is late for shards, too. What ZeRO-3 itself costs its host is no
+        # lateness, so a recording of it adds nothing to other plans.
+        is_new = (plans.zero == 3) & (self.recognised.layout.zero < 3)
+        parts["dp_s"] = parts["dp_s"] + np.where(is_new, self.late_s, 0.0)
         parts["dp_s"] = parts["dp_s"] + self.shard_copies * shard_copies_s(job)
         parts["host_s"] = parts["host_s"] + host_s
         parts["bubble_s"] = parts["bubble_s"] * _through_s(parts) / before_s
@@ -354,8 +359,9 @@ def calibrated(
         sums_s = float((alone.dp_s - recorded.shard_copies * shard_copies_s(job))[0])
         ratios.append(Ratio("sums of gradients, shown", busy_s["dp"], sums_s))
         factors["dp_s"] = ratios[-1].ratio
-        longest = max(1.0, busy_s["dp"] / float(recorded.whole_sums_s(job)[0]))
-        recorded = replace(recorded, longest_sums=longest)
+        whole_s = float(recorded.whole_sums_s(job)[0])
+        longest, late_s = max(1.0, busy_s["dp"] / whole_s), max(0.0, busy_s["dp"] - whole_s)
+        recorded = replace(recorded, longest_sums=longest, late_s=late_s)
     if not is_known and processors is not None:
         ranks = np.array([layout.devices])
         recorded = replace(recorded, processors=processors)

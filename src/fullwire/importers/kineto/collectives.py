@@ -7,7 +7,7 @@ are split over ranks are told apart (`run/split_layers.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.importers.kineto.recognise import Known, dtype_of, kinds_of, op_of
-from fullwire.importers.kineto.scan import ABSENT, Columns, Trace, last_around
+from fullwire.importers.kineto.scan import ABSENT, Columns, Group, Trace, last_around
 from fullwire.importers.kineto.steps import Launched, Steps, passes_of_work
 from fullwire.run.kinds import EARLIER, LAST
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Gradients, Spans, Text, Whole
@@ -41,9 +41,11 @@ class Found:
     members: Text
     dtype: Text
     bytes: Whole
+    is_unlike: NDArray[np.bool_]  # a matrix, or more, of other sizes than any gradient
     ranks: Whole  # in the group; below 2 where the trace does not tell them
     sequence: Whole  # as the trace gives it, or ABSENT
     step: Whole  # number
+    called_ns: Whole  # when the job called it, where that is told; else its issue
     issue_ns: Whole
     end_ns: Whole
 
@@ -93,7 +95,47 @@ def of_marks(trace: Trace, steps: Steps) -> Found:
         steps.numbered(steps.of(start_ns)),
         start_ns,
         duration_ns,
+        _groups_of_threads(trace, rows),
     )
+
+
+def _groups_of_threads(trace: Trace, rows: NDArray[np.intp]) -> list[Group]:
+    """Return the group of each of Gloo's marks, or none where it is unknown.
+
+    Gloo's marks do not name their group. Each group has two threads of its own. Their numbers grow
+    in the order in which the job made its groups. A job with others may leave the default group
+    idle. If another one is idle, the order is open.
+    """
+    names = {trace.names[name] for name in set(trace.marks["name"][rows].tolist())}
+    thread = trace.marks["thread"][rows]
+    numbers = sorted((trace.threads[place], place) for place in set(thread.tolist()))
+    is_told = all(name.startswith("gloo:") for name in names) and numbers and numbers[0][0] >= 0
+    groups = trace.own_groups
+    if not is_told or not groups:
+        return []
+    if len(groups) == 1:  # it needs no name
+        return [replace(groups[0], name="", members="")] * len(rows)
+    pairs = _pairs([number for number, _ in numbers])
+    if len(pairs) == len(groups) - 1 > 1 and groups[0].description == "default_pg":
+        groups = groups[1:]
+    if len(pairs) != len(groups):
+        return []
+    places = {place: number for number, place in numbers}
+    group_of = {number: group for pair, group in zip(pairs, groups, strict=True) for number in pair}
+    return [group_of[places[place]] for place in thread.tolist()]
+
+
+def _pairs(numbers: list[int]) -> list[list[int]]:
+    """Return the threads of each group; one of them may have had nothing to do."""
+    if len(numbers) % 2 == 0:
+        return [numbers[place : place + 2] for place in range(0, len(numbers), 2)]
+    pairs: list[list[int]] = []
+    for number in numbers:
+        if pairs and len(pairs[-1]) == 1 and number == pairs[-1][0] + 1:
+            pairs[-1].append(number)
+        else:
+            pairs.append([number])
+    return pairs
 
 
 def within_marks(trace: Trace) -> NDArray[np.bool_]:
@@ -113,6 +155,22 @@ def within_marks(trace: Trace) -> NDArray[np.bool_]:
     )
     elsewhere = operators["thread"][place < 0]
     return np.asarray((place >= 0) & ~np.isin(operators["thread"], elsewhere))
+
+
+def waits_of_calls(trace: Trace) -> tuple[Whole, Whole]:
+    """Return when threads waited, within an operator, for a collective that they had called.
+
+    A layer that is split over ranks may call collectives in an autograd function of its own, which
+    lasts until they end. The thread goes on after the last end of a collective before its next
+    operator. After a call that does not wait, the next operator begins before such an end.
+    """
+    marks, pauses = trace.marks, trace.pauses
+    rows = np.flatnonzero(_is_timed(trace))
+    ends_ns = np.sort(marks["start_ns"][rows] + marks["duration_ns"][rows])
+    last = np.searchsorted(ends_ns, pauses["end_ns"], side="right")
+    last_ns = np.append([ABSENT], ends_ns)[last]
+    waited = last_ns > pauses["start_ns"]
+    return pauses["start_ns"][waited], last_ns[waited]
 
 
 def _is_timed(trace: Trace) -> NDArray[np.bool_]:
@@ -242,17 +300,38 @@ def _found(
     step: Whole,
     start_ns: Whole,
     duration_ns: Whole,
+    own: Sequence[Group] = (),
 ) -> Found:
+    """Describe collectives; `own` are their groups, where other things than notes tell them."""
     rows = _described(trace, note)
+    ranks = np.where(note >= 0, _at(trace.notes["group_size"], note), 0)
+    if own:
+        ranks = np.array([of.ranks for of in own], np.int64)
+        rows = [
+            replace(row, group=of.name, members=of.members)
+            for row, of in zip(rows, own, strict=True)
+        ]
+    among = ranks.tolist()
     op, group, members, dtype, size = [], [], [], [], []
     for place, row in enumerate(rows):
         named = row.op or next((str(op[place]) for op in ops if op[place]), "")
         op.append(named)
         group.append(row.group or str(unnamed[place]))
         members.append(row.members)
-        amount = row.bytes(named, trace.gathered)
+        amount = row.bytes(named, trace.gathered, among[place])
         size.append(max(amount, 0))
         dtype.append(row.dtype if amount >= 0 or named == "barrier" else SIZE_UNKNOWN)
+    elements = np.maximum(
+        _at(trace.notes["in_elements"], note), _at(trace.notes["first_input_elements"], note)
+    )
+    is_unlike = np.isin(elements, sorted(trace.unlike_gradients)) & (note >= 0)
+    called_ns = start_ns.copy()
+    for number, times_ns in trace.called.items():
+        mine = np.flatnonzero((elements == number) & (np.array(op) == "allreduce"))
+        mine = mine[np.argsort(start_ns[mine], kind="stable")]
+        # Calls of one size begin in their order. At the edges of a trace, some lack the other part.
+        if len(mine) == len(times_ns) and (times_ns <= start_ns[mine]).all():
+            called_ns[mine] = times_ns
     sequence = trace.notes["sequence"]
     told = np.where(note >= 0, _at(sequence, note), ABSENT)
     return Found(
@@ -261,9 +340,11 @@ def _found(
         members=_texts(members),
         dtype=_texts(dtype),
         bytes=np.array(size, np.int64),
-        ranks=np.where(note >= 0, _at(trace.notes["group_size"], note), 0),
+        is_unlike=is_unlike,
+        ranks=ranks,
         sequence=told,
         step=step,
+        called_ns=called_ns,
         issue_ns=start_ns,
         end_ns=start_ns + duration_ns,
     )
@@ -281,14 +362,15 @@ class _Described:
     elements: int = -1  # number of elements of its larger side
     first_elements: int = -1  # those of its first input, where the rest is unknown
 
-    def bytes(self, op: str, gathered: Mapping[int, int]) -> int:
+    def bytes(self, op: str, gathered: Mapping[int, int], ranks: int) -> int:
         """Return the bytes of the larger side; below 0 if they are unknown."""
         if not self.item_bytes:
             return 0 if op == "barrier" else -1
         elements = self.elements
         if elements < 0:  # in a gathering, the input is the smaller side
             first = self.first_elements
-            elements = gathered.get(first, -1) if op in _GATHERS else first
+            whole = first * ranks if ranks > 1 else -1
+            elements = gathered.get(first, whole) if op in _GATHERS else first
         size = elements * self.item_bytes
         least = 0 if op in _MAY_SEND_NOTHING else 1  # a coalesced one says 0 but sends bytes
         return size if least <= size <= _MOST_BYTES else -1
@@ -400,6 +482,8 @@ def sent_backward(
         # A group that scatters activations scatters no gradients.
         of_layers = set(found.group[is_layers & is_scatter].tolist())
         is_layers |= is_scatter & np.array([name in of_layers for name in found.group], bool)
+        # A layer may sum in its backward pass alone, and gather in the forward pass.
+        is_layers |= found.is_unlike & (issued_ns <= launches[1][place])
         is_sum &= ~is_layers
         # A norm or a loss that is summed after the pass waits for the gradients, and is none. In a
         # tiny model it may be one, but not where a stage of a pipeline has nothing else to sum.

@@ -26,7 +26,8 @@ from fullwire.importers.kineto import collectives as found_collectives
 from fullwire.importers.kineto.collectives import Backward, Found, SentBackward, sent_backward
 from fullwire.importers.kineto.contention import Slowing, slowing_of
 from fullwire.importers.kineto.recognise import Known, kinds_of, span_name
-from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, MOST_US, Trace
+from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, Trace
+from fullwire.importers.kineto.shapes import MOST_US
 from fullwire.importers.kineto.steps import (
     Launched,
     Steps,
@@ -96,13 +97,14 @@ def read_rank(trace: Trace, pattern: re.Pattern[str] | None) -> tuple[Outline, T
         tables = _device_tables(trace, steps, by_launch, kinds)
     else:
         found = found_collectives.of_marks(trace, steps)
-        # The backward pass is among the operators: a bucket is ready when it is issued.
+        # The backward pass is among the operators: a bucket is ready when it is called. Gloo may
+        # begin it later, after the buckets before it.
         operators = trace.operators
         step = steps.of(operators["start_ns"])
         mine = (operators["is_backward"] == 1) & (step >= 0)
         begin_ns, end_ns = operators["start_ns"][mine], operators["end_ns"][mine]
         backward = Backward(step[mine], None, begin_ns, end_ns)
-        sent = sent_backward(steps, backward, found, found.issue_ns, found.issue_ns)
+        sent = sent_backward(steps, backward, found, found.called_ns, found.called_ns)
         spans = Spans.joined([_processor_spans(trace, steps), sent.passes])
         operations = _operations(trace, steps)
         tables = Tables(spans=spans, sent=sent, found=found, operations=operations)
@@ -293,7 +295,10 @@ def _processor_spans(trace: Trace, steps: Steps) -> Spans:
     # Operators that lie side by side or inside each other make one span.
     computes = ~found_collectives.within_marks(trace)
     operators = trace.operators
-    ends_ns = operators["start_ns"][computes], operators["end_ns"][computes], *trace.waits_ns
+    own_ns = operators["start_ns"][computes], operators["end_ns"][computes]
+    calls_ns = found_collectives.waits_of_calls(trace)
+    waits_ns = [np.concatenate(each) for each in zip(trace.waits_ns, calls_ns, strict=True)]
+    ends_ns = *own_ns, *waits_ns
     times_ns = np.concatenate(ends_ns)
     order = np.argsort(times_ns, kind="stable")
     # Each thread has one operator at a time. A wait takes its thread out, while others compute.

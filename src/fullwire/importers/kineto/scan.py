@@ -6,11 +6,9 @@ bytes of an event. So a file of 87 MB takes 10 MB. A compressed file is unpacked
 
 from __future__ import annotations
 
-import math
-import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +20,7 @@ from numpy.typing import NDArray
 from fullwire._native import KinetoScanner
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened
+from fullwire.importers.kineto.shapes import Shaped, Shapes, fit_for_files, text_of, whole_number
 from fullwire.packed import (
     BROKEN,
     BYTE_ORDER_MARK,
@@ -33,7 +32,6 @@ from fullwire.packed import (
     unpacker,
 )
 from fullwire.run.gaps import DAMAGED, ENDS_IN_THE_MIDDLE
-from fullwire.run.intervals import union, without
 from fullwire.run.run import Whole
 
 ABSENT = np.iinfo(np.int64).min  # Stands for a number that an event lacks.
@@ -42,6 +40,8 @@ _PACKED_BYTES = 2**14  # They unpack to some chunks.
 _MOST_VALUE_BYTES = 64 * 2**20  # For one event, or the list of all groups of a large job.
 _MOST_LIST_BYTES = 2**30  # For lists of the profiler before Kineto, which traced some steps.
 MOST_RANKS = 100_000_000
+_MOST_DIGITS = 18  # of a thread's number
+_MOST_MEMBERS = 2**16  # characters of a group's list of ranks
 _UNDESCRIBED = ("", "default_pg", "undefined")  # as torch writes it
 
 
@@ -67,16 +67,14 @@ class Columns:
         return self.by_name[name]
 
 
-@dataclass(frozen=True, slots=True)
-class Shaped:
-    """An operation whose shapes a trace tells, and the time that it took itself."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One group of several ranks that a rank is in, as the trace lists it."""
 
     name: str
-    shapes: str
-    dtype: str
-    start_ns: int
-    busy_ns: int
-    operation: int  # its External id, which its kernels bear too; -1 where it is unknown
+    description: str  # or the name, where it has none
+    ranks: int
+    members: str  # as the marks of NCCL tell them: [0, 2]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -93,16 +91,21 @@ class Trace:
     work: Columns
     launches: Columns
     operators: Columns
+    pauses: Columns  # of operators that called a collective, until their next operator
     marks: Columns
     notes: Columns
     names: tuple[str, ...]
+    threads: tuple[int, ...]  # the system's number of each thread in `marks`; -1 if it has none
     problems: tuple[str, ...]
     events: int
+    own_groups: tuple[Group, ...]  # in the order in which the job made them
     groups: Mapping[str, int]  # ranks of the largest group with each description
     group_names: Mapping[str, str]  # descriptions by the name that collectives bear
     shaped: tuple[Shaped, ...]
     waits_ns: tuple[Whole, Whole]  # for tensors, on the processor
     hooks_wait_ns: tuple[Whole, Whole]  # for collectives, where FSDP's hooks do on the processor
+    called: Mapping[int, Whole]  # when sums of so many elements were called
+    unlike_gradients: frozenset[int]  # elements of summed tensors that no gradient has
     gathered: Mapping[int, int]  # elements of a whole gathering by those of a rank's part
 
     @property
@@ -118,197 +121,6 @@ class Trace:
         number = (self.work["device"] << 32) + self.work["stream"]
         lanes = np.array(sorted(set(number.tolist())), np.int64)
         return lanes, np.searchsorted(lanes, number)
-
-
-class _Operator(msgspec.Struct, gc=False):
-    name: str
-    tid: int | str
-    ts: float
-    dur: float = 0.0
-    args: dict[str, Any] = {}
-
-
-# Operations by which a transformer's plan is recognised, with those that wait or wrap others.
-_OPERATOR = re.compile(
-    rb'"name"\s*:\s*"(?:aten::(?:mm|addmm|bmm|baddbmm|_scaled_mm|_grouped_mm|embedding'
-    rb"|nll_loss_forward|_scaled_dot_product_\w+|_flash_attention_\w+|_efficient_attention_\w+"
-    rb"|_foreach_copy_|split_with_sizes_copy|_chunk_cat)"
-    rb"|flash_attn::\w+|fsdp::\w+|(?:_c10d_functional|c10d)::\w+|PythonSubclass"
-    rb'|(?:Nested)?Redistribute\w*|_(?:To|From)TorchTensor\w*|FSDP::[^"]*|Optimizer\.step#[^"]*)"'
-)
-_KERNEL = re.compile(
-    rb'"cat"\s*:\s*"kernel"(?:(?!"ph").)*?"dur"\s*:\s*(\d+(?:\.\d+)?)(?:(?!"ph").)*?'
-    rb'"External id"\s*:\s*(\d{1,18})\b',
-    re.DOTALL,
-)
-MOST_US = 2.0e15  # 64 years, as for the scanner; a longer time is damage
-_TELLS_SHAPES = b'"Input Dims"'
-_HAS_NO_DEVICE = re.compile(rb'"deviceProperties"\s*:\s*\[\s*\]')
-_BLOCK_BYTES = 2**20
-WAIT = "_c10d_functional::wait_tensor"
-DISPATCH = "dispatch"  # a wrapper, without the operations within it
-HANDOVER = "handover"  # of a collective to its group, without the operations within it
-_GATHERS = "c10d::_allgather_base_"
-_MOST_DIMENSIONS, _MOST_ELEMENTS = 64, 2**61  # torch has at most 64 dimensions
-
-
-@dataclass(slots=True)
-class _Shapes:
-    """Collects operations with their shapes from the text of a trace as it passes by."""
-
-    operators: list[_Operator] = field(default_factory=list)
-    kernels_us: dict[int, float] = field(default_factory=dict)  # by the operator behind them
-    _waiting: bytearray = field(default_factory=bytearray)
-    _before: bytes = b""  # the last chunk without shapes: an event may begin in it
-    _tells: bool = False
-    _collects: bool = False
-
-    def feed(self, chunk: bytes) -> None:
-        """Take the next bytes; none is the end. The last event waits for the next ones."""
-        if not self._tells:  # most traces lack shapes, and cost only this search
-            self._tells = _TELLS_SHAPES in chunk
-            # On a processor operations wait, with or without shapes.
-            self._collects |= self._tells or _HAS_NO_DEVICE.search(chunk) is not None
-            if not self._collects:
-                self._before = chunk
-                return
-            self._waiting += self._before
-        waiting = self._waiting
-        waiting += chunk
-        if chunk and len(waiting) < _BLOCK_BYTES:
-            return
-        last = waiting.rfind(b'"ph"')
-        end = max(0, waiting.rfind(b"{", 0, max(last, 0))) if chunk else len(waiting)
-        block = bytes(waiting[:end])
-        del waiting[: max(end, len(waiting) - _BLOCK_BYTES)]
-        for match in _OPERATOR.finditer(block):
-            start, end = block.rfind(b"{", 0, match.start()), block.find(b"}", match.end())
-            end = block.find(b"}", end + 1)
-            try:
-                operator = msgspec.json.decode(block[start : end + 1], type=_Operator)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                continue  # the scanner tells of damage; a name with a bracket is no loss
-            if abs(operator.ts) <= MOST_US and 0 <= operator.dur <= MOST_US:
-                self.operators.append(operator)
-        for match in _KERNEL.finditer(block):
-            number, duration_us = int(match[2]), float(match[1])
-            if duration_us <= MOST_US:
-                self.kernels_us[number] = self.kernels_us.get(number, 0.0) + duration_us
-
-    def gathered(self) -> dict[int, int]:
-        """Return the elements of a whole gathering by those of a rank's part.
-
-        Gloo marks a gathering with the part alone. Parts of one size in groups of several sizes
-        are left out.
-        """
-        wholes: dict[int, set[int]] = {}
-        for operator in self.operators:
-            if operator.name == _GATHERS:
-                told = operator.args.get("Input Dims")
-                whole, part = map(_elements, [*(told if isinstance(told, list) else []), 0, 0][:2])
-                if whole and part:
-                    wholes.setdefault(part, set()).add(whole)
-        return {part: min(found) for part, found in wholes.items() if len(found) == 1}
-
-    def waits_ns(self) -> tuple[Whole, Whole]:
-        """Return when threads waited for tensors: each thread's waits, without those in others."""
-        waits = [each for each in self.operators if each.name == WAIT]
-        found = [
-            _covered(each for each in waits if each.tid == thread)
-            for thread in dict.fromkeys(each.tid for each in waits)
-        ]
-        none = np.zeros(0, np.int64)
-        start_ns, end_ns = zip((none, none), *found, strict=True)
-        return np.concatenate(start_ns), np.concatenate(end_ns)
-
-    def hooks_wait_ns(self) -> tuple[Whole, Whole]:
-        """Return when FSDP's hooks waited for collectives: they ran none of the operations here.
-
-        Casts and sums in a hook are not among these, and count as waiting. They are short.
-        """
-        hooks_ns = _covered(each for each in self.operators if _is_hook(each))
-        if not len(hooks_ns[0]):
-            return hooks_ns
-        return without(hooks_ns, _covered(each for each in self.operators if not _is_hook(each)))
-
-    def shaped(self) -> Iterator[Shaped]:
-        """Yield the operations. A wrapper is `dispatch`; an optimizer's step is one operation."""
-        if not self._tells:
-            return
-        order = sorted(
-            (operator for operator in self.operators if not _is_hook(operator)),
-            key=lambda operator: (str(operator.tid), operator.ts, -operator.dur),
-        )
-        inside_us = [0.0] * len(order)
-        is_within = [False] * len(order)  # of an optimizer
-        around: list[int] = []
-        for place, operator in enumerate(order):
-            while around and not (
-                order[around[-1]].tid == operator.tid
-                and operator.ts < order[around[-1]].ts + order[around[-1]].dur
-            ):
-                around.pop()
-            if around:
-                inside_us[around[-1]] += operator.dur
-                is_within[place] = is_within[around[-1]] or _is_optimizer(order[around[-1]])
-            around.append(place)
-        for operator, within_us, is_inner in zip(order, inside_us, is_within, strict=True):
-            if is_inner:
-                continue
-            # A wrapper only hands others on: to a tensor's class, or to a group.
-            is_wrapper = (
-                not operator.name.startswith(("aten::", "flash_attn::", "Optimizer."))
-                and operator.name != WAIT
-            ) or (within_us > 0 and not _is_optimizer(operator))
-            told = operator.args.get("External id")
-            number = told if isinstance(told, int) else -1
-            launched_us = self.kernels_us.get(number, 0.0)
-            own_us = (
-                max(operator.dur - within_us, 0.0) if is_wrapper else launched_us or operator.dur
-            )
-            types = operator.args.get("Input type", [])
-            wrapper = HANDOVER if operator.name.startswith(("c10d::", "fsdp::")) else DISPATCH
-            yield Shaped(
-                wrapper if is_wrapper else operator.name.partition("#")[0],
-                "" if is_wrapper else _sizes(operator.args.get("Input Dims", [])),
-                "" if is_wrapper or not isinstance(types, list) else _text((types or [""])[0]),
-                round(operator.ts * 1000),
-                round(own_us * 1000),
-                number,
-            )
-
-
-def _covered(operators: Iterable[_Operator]) -> tuple[Whole, Whole]:
-    """Return the stretches in which one of these operations ran."""
-    times_us = np.array([(each.ts, each.dur) for each in operators]).reshape(-1, 2)
-    start_ns, lasted_ns = np.round(times_us.T * 1000).astype(np.int64)
-    return union(start_ns, start_ns + lasted_ns)
-
-
-def _is_hook(operator: _Operator) -> bool:
-    return operator.name.startswith("FSDP::")
-
-
-def _is_optimizer(operator: _Operator) -> bool:
-    return operator.name.startswith("Optimizer.step#")
-
-
-def _elements(tensor: object) -> int:
-    """Return the elements of a tensor of these sizes; 0 if they are not those of a tensor."""
-    if not isinstance(tensor, list) or not 0 < len(tensor) <= _MOST_DIMENSIONS:
-        return 0
-    elements = math.prod(_whole(size, _MOST_ELEMENTS) or 0 for size in tensor)
-    return elements if elements <= _MOST_ELEMENTS else 0
-
-
-def _sizes(given: object) -> str:
-    """Return tensors' sizes as text: 128x512 512x2048."""
-    if not isinstance(given, list):
-        return ""
-    tensors = [tensor for tensor in given if isinstance(tensor, list) and tensor]
-    return " ".join(
-        "x".join(str(size) for size in tensor) for tensor in tensors if isinstance(tensor[0], int)
-    )
 
 
 def last_around(
@@ -335,7 +147,7 @@ def last_around(
 def scanned(path: Path) -> Trace:
     """Read one file."""
     scanner = KinetoScanner(_MOST_VALUE_BYTES)
-    shapes = _Shapes()
+    shapes = Shapes()
     problems: list[str] = []
     with opened(path) as file:
         chunks = _chunks(path, file, problems)
@@ -463,53 +275,72 @@ def _refuse_endless(path: Path, packed_bytes: int, unpacked_bytes: int) -> None:
         )
 
 
-def _trace(path: Path, scanner: KinetoScanner, shapes: _Shapes, problems: list[str]) -> Trace:
+def _trace(path: Path, scanner: KinetoScanner, shapes: Shapes, problems: list[str]) -> Trace:
     header = {key.decode(errors="replace"): _decoded(value) for key, value in scanner.header()}
     given = header.get("distributedInfo")
     info: Mapping[str, object] = given if isinstance(given, dict) else {}
     devices = header.get("deviceProperties")
     device = devices[0] if isinstance(devices, list) and devices else {}
-    groups, group_names = _groups(info.get("pg_config"))
+    own_groups, groups, group_names = _groups(info.get("pg_config"))
     return Trace(
         path=path,
-        rank=_whole(info.get("rank"), MOST_RANKS),
-        world=_whole(info.get("world_size"), MOST_RANKS),
-        backend=_text(info.get("backend")),
-        device=_text(device.get("name") if isinstance(device, dict) else ""),
-        host=_text(header.get("host_name")),
-        base_ns=_whole(header.get("baseTimeNanoseconds"), 2**61),
+        rank=whole_number(info.get("rank"), MOST_RANKS),
+        world=whole_number(info.get("world_size"), MOST_RANKS),
+        backend=text_of(info.get("backend")),
+        device=text_of(device.get("name") if isinstance(device, dict) else ""),
+        host=text_of(header.get("host_name")),
+        base_ns=whole_number(header.get("baseTimeNanoseconds"), 2**61),
         work=_columns(scanner.work()),
         launches=_columns(scanner.launches()),
         operators=_columns(scanner.operators()),
+        pauses=_columns(scanner.pauses()),
         marks=_columns(scanner.marks()),
         notes=_columns(scanner.notes()),
         names=tuple(map(_name, scanner.names())),
+        threads=tuple(
+            int(name) if name.isdigit() and len(name) < _MOST_DIGITS else -1
+            for name in scanner.threads()
+        ),
         problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
         events=scanner.events,
+        own_groups=own_groups,
         groups=groups,
         group_names=group_names,
         shaped=tuple(shapes.shaped()),
         waits_ns=shapes.waits_ns(),
         hooks_wait_ns=shapes.hooks_wait_ns(),
+        called=shapes.called(),
+        unlike_gradients=shapes.unlike_gradients(),
         gathered=shapes.gathered(),
     )
 
 
-def _groups(told: object) -> tuple[dict[str, int], dict[str, str]]:
-    """Return the ranks of the largest group with each description, and each name's description."""
+def _groups(told: object) -> tuple[tuple[Group, ...], dict[str, int], dict[str, str]]:
+    """Return the groups, the ranks of the largest one of each description, and all descriptions."""
+    own: list[Group] = []
     groups: dict[str, int] = {}
     names: dict[str, str] = {}
     for entry in told if isinstance(told, list) else []:
         if isinstance(entry, dict):
             ranks = entry.get("ranks")
-            size = _whole(entry.get("pg_size"), MOST_RANKS) or 0
+            size = whole_number(entry.get("pg_size"), MOST_RANKS) or 0
             size = size or (len(ranks) if isinstance(ranks, list) else 0)
-            name, description = _text(entry.get("pg_name")), _text(entry.get("pg_desc"))
+            name, description = text_of(entry.get("pg_name")), text_of(entry.get("pg_desc"))
             if size and (description or name):
                 groups[description or name] = max(size, groups.get(description or name, 0))
+            if name and size > 1:
+                members = str(ranks) if isinstance(ranks, list) else ""
+                own.append(
+                    Group(
+                        name=name,
+                        description=description or name,
+                        ranks=size,
+                        members=members[:_MOST_MEMBERS],
+                    )
+                )
             if name and size != 1 and description not in _UNDESCRIBED:
                 names[name] = description
-    return groups, names
+    return tuple(own), groups, names
 
 
 def _columns(columns: Mapping[str, NDArray[Any]]) -> Columns:
@@ -523,20 +354,7 @@ def _decoded(value: bytes) -> object:
         return None
 
 
-def _whole(value: object, most: int) -> int | None:
-    is_usable = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
-    return value if is_usable else None  # type: ignore[return-value]  # an int, by the line above
-
-
-def _text(value: object) -> str:
-    return _fit_for_files(value)[:200] if isinstance(value, str) else ""
-
-
 def _name(raw: bytes) -> str:
     """Undo the escapes of a name; keep it as it is if it was cut within one."""
     decoded = _decoded(b'"' + raw + b'"') if b"\\" in raw else None
-    return _fit_for_files(decoded if isinstance(decoded, str) else raw.decode(errors="replace"))
-
-
-def _fit_for_files(text: str) -> str:
-    return text.encode(errors="backslashreplace").decode()
+    return fit_for_files(decoded if isinstance(decoded, str) else raw.decode(errors="replace"))

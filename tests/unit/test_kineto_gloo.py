@@ -1,0 +1,242 @@
+"""Traces of processors, where Gloo's marks name neither their group nor the size of a gathering."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fullwire as fw
+from fullwire.importers import read
+from fullwire.run.run import Run
+from fullwire.simulation.groups import members_of
+from tests.unit.test_kineto import Job
+
+STEPS, LAYERS, COMPUTE_US = 6, 4, 3_000
+ACTIVATIONS, WEIGHTS = [64, 1_000], [500, 1_000]  # of one layer, on one rank
+BACKWARD = "autograd::engine::evaluate_function: "
+
+
+def groups_of(rank: int, *, described: bool = True) -> list[dict[str, Any]]:
+    """Return the groups of a mesh of two by two ranks, as a trace lists them."""
+    of_rank = [("default_pg", [0, 1, 2, 3])]
+    of_rank.append(("mesh_dp", [0, 2] if rank % 2 == 0 else [1, 3]))
+    of_rank.append(("mesh_tp", [0, 1] if rank < 2 else [2, 3]))
+    return [
+        {
+            "pg_name": str(number),
+            "pg_desc": name if described else "undefined" if number else name,
+            "pg_size": len(ranks),
+            "ranks": ranks,
+        }
+        for number, (name, ranks) in enumerate(of_rank)
+    ]
+
+
+class Rank:
+    """The trace of one rank, whose clock goes on with each event."""
+
+    def __init__(self, rank: int, world: int, rate_bps: float, **info: Any) -> None:
+        told = {"backend": "gloo", "rank": rank, "world_size": world} | info
+        self.job = Job(rank, distributedInfo=told, deviceProperties=[], host_name=f"host{rank}")
+        self.rate_bps = rate_bps
+        self.now_us = 0.0
+
+    def compute(self, name: str, length_us: float) -> None:
+        """Compute in one operator."""
+        self.job.event("cpu_op", name, self.now_us, self.now_us + length_us, tid=1)
+        self.now_us += length_us
+
+    def wait(self, op: str, sizes: list[int], threads: tuple[int, int], within: str = "") -> None:
+        """Call a collective, and wait for it; its operator lasts as long if it has one."""
+        sent_bytes = 4 * math.prod(sizes)  # of a sum among two ranks, as much as its tensor
+        begin, end = self.now_us + 20, self.now_us + 20 + 8e6 * sent_bytes / self.rate_bps
+        if within:
+            self.job.event("cpu_op", within, self.now_us, end + 10, tid=1)
+            self.job.event("cpu_op", f"c10d::{op}_", begin - 10, begin, tid=1)
+        told: dict[str, Any] = {"Input Dims": [sizes], "Input type": ["float"]}
+        thread = threads[len(self.job.events) % 2]
+        self.job.event("user_annotation", f"gloo:{op}", begin, end, tid=thread, **told)
+        self.now_us = end + 10
+
+
+def split_and_summed(folder: Path, rate_bps: float, *, described: bool = True) -> float:
+    """Write the traces of a tensor and data parallel job; return the time of a step."""
+    folder.mkdir()
+    for number in range(4):
+        rank = Rank(number, 4, rate_bps, pg_config=groups_of(number, described=described))
+        for step in range(STEPS):
+            began = rank.now_us
+            for _ in range(LAYERS):
+                rank.compute("aten::addmm", COMPUTE_US)
+                rank.wait("all_reduce", ACTIVATIONS, (105, 106), "ReduceFrom")
+            for _ in range(LAYERS):
+                rank.compute(f"{BACKWARD}AddmmBackward0", 2 * COMPUTE_US)
+                rank.wait("all_reduce", ACTIVATIONS, (105, 106), f"{BACKWARD}CopyToBackward")
+            for _ in range(LAYERS):
+                rank.wait("all_reduce", WEIGHTS, (101, 102))
+            rank.job.step(step, began, rank.now_us)
+        rank.job.write(folder / f"rank{number}.json")
+    return (rank.now_us - began) * 1e-6
+
+
+def computing_s(run: Run) -> float:
+    """Return what a rank computes in a step."""
+    computing = run.spans.rows((run.spans.lane == "compute") & (run.spans.rank == 0))
+    return float((computing.end_ns - computing.start_ns).sum()) * 1e-9 / STEPS
+
+
+def test_a_wait_within_an_operator_for_a_collective_that_it_called_is_no_computing(
+    tmp_path: Path,
+) -> None:
+    split_and_summed(tmp_path / "job", 1e9)
+    run = read(tmp_path / "job")
+    assert computing_s(run) == pytest.approx(3 * LAYERS * COMPUTE_US * 1e-6, rel=0.03)
+    assert fw.explain(run, bandwidth="1Gbps").verdict.kind == "line_rate"
+
+
+def test_an_operator_that_calls_a_collective_and_goes_on_computes(tmp_path: Path) -> None:
+    rank = Rank(0, 2, 1e9)
+    for step in range(STEPS):
+        began = rank.now_us
+        rank.job.event("cpu_op", "Ahead", began, began + 1_000, tid=1)
+        rank.job.event("cpu_op", "c10d::allreduce_", began + 100, began + 110, tid=1)
+        rank.job.event("user_annotation", "gloo:all_reduce", began + 120, began + 900, tid=9)
+        rank.job.event("cpu_op", "aten::mm", began + 115, began + 700, tid=1)
+        rank.job.event("cpu_op", "aten::add", began + 705, began + 1_000, tid=1)
+        rank.job.step(step, began, began + 1_000)
+        rank.now_us += 1_000
+    assert computing_s(read(rank.job.write(tmp_path / "rank0.json"))) == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_the_threads_of_gloo_tell_the_groups_of_its_marks(tmp_path: Path, described: bool) -> None:
+    """A prediction takes each group's own ranks: two exchange fewer bytes than four."""
+    split_and_summed(tmp_path / "job", 1e9, described=described)
+    run = read(tmp_path / "job")
+    assert set(members_of(run).values()) == {2}
+    for rate, rate_bps in (("200Mbps", 2e8), ("5Gbps", 5e9)):
+        wanted_s = split_and_summed(tmp_path / rate, rate_bps)
+        [row] = fw.whatif(run, bandwidth=rate).rows()
+        assert row["step_s"] == pytest.approx(wanted_s, rel=0.05)
+
+
+def test_a_few_ranks_tell_the_size_of_groups_that_are_described(tmp_path: Path) -> None:
+    split_and_summed(tmp_path / "job", 1e9)
+    whole, first = read(tmp_path / "job"), read(tmp_path / "job" / "rank0.json")
+    assert set(members_of(first).values()) == {2}
+    [row], [wanted] = (fw.whatif(run, bandwidth="200Mbps").rows() for run in (first, whole))
+    assert row["step_s"] == pytest.approx(wanted["step_s"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("threads", "groups"),
+    [
+        ([101, 102, 105, 106], ["1", "1", "2", "2"]),
+        ([90, 91, 101, 102, 105, 106], ["0", "0", "1", "1", "2", "2"]),
+        ([90, 101, 102, 105, 106], ["0", "1", "1", "2", "2"]),  # one of two had nothing to do
+        ([101, 102], ["", ""]),  # of which group, nothing tells
+        ([90, 91, 95, 96, 101, 102, 105, 106], [""] * 8),  # more than there are
+        (["a", "b", "c", "d"], [""] * 4),
+    ],
+)
+def test_threads_that_fit_no_order_of_groups_leave_marks_without_one(
+    tmp_path: Path, threads: list[Any], groups: list[str]
+) -> None:
+    told = {"backend": "gloo", "rank": 0, "world_size": 4, "pg_config": groups_of(0)}
+    job = Job(0, distributedInfo=told, deviceProperties=[])
+    job.step(0, 0, 10_000).event("cpu_op", "aten::mm", 0, 5_000, tid=1)
+    for place, thread in enumerate(threads):
+        begin = 5_000 + 100 * place
+        given = {"Input Dims": [[1_000 + place]], "Input type": ["float"]}
+        job.event("user_annotation", "gloo:all_reduce", begin, begin + 50, tid=thread, **given)
+    run = read(job.write(tmp_path / "rank0.json"))
+    assert run.collectives.group.tolist() == groups
+
+
+@pytest.mark.parametrize(
+    ("threads", "ranks"), [([(105, 106)], 2), ([(101, 102), (105, 106)], 2), ([], 4)]
+)
+def test_a_gathering_into_a_list_has_the_parts_of_all_ranks_of_its_group(
+    tmp_path: Path, threads: list[tuple[int, int]], ranks: int
+) -> None:
+    """No event shows the list's tensors, so the group tells how many they are."""
+    listed = (
+        groups_of(0) if len(threads) == 2 else groups_of(0)[2:] if threads else groups_of(0)[:1]
+    )
+    rank = Rank(0, 4, 1e9, pg_config=listed)
+    rank.compute("aten::mm", 1_000)
+    for pair in threads or [(90, 91)]:
+        rank.wait("all_gather", [64, 1_000], pair, "Gather")
+        rank.wait("all_gather", [64, 1_000], pair, "Gather")
+    rank.job.step(0, 0, rank.now_us)
+    run = read(rank.job.write(tmp_path / "rank0.json"))
+    assert set(run.collectives.bytes.tolist()) == {ranks * 64 * 1_000 * 4}
+
+
+def test_sums_of_tensors_that_no_gradient_has_the_sizes_of_are_no_gradients(tmp_path: Path) -> None:
+    """Layers that gather their outputs sum in the backward pass alone."""
+    for number in range(2):
+        rank = Rank(number, 2, 1e9, pg_config=groups_of(0)[2:])
+        for step in range(STEPS):
+            began = rank.now_us
+            for _ in range(LAYERS):
+                rank.compute("aten::addmm", COMPUTE_US)
+                rank.wait("all_gather", [64, 500], (105, 106), "Gather")
+            for _ in range(LAYERS):
+                rank.compute(f"{BACKWARD}AddmmBackward0", 2 * COMPUTE_US)
+                rank.wait("all_reduce", ACTIVATIONS, (105, 106), f"{BACKWARD}CopyToBackward")
+                rank.compute("torch::autograd::AccumulateGrad", 50)
+            rank.job.step(step, began, rank.now_us)
+        for event in rank.job.events:
+            if event["name"] == "torch::autograd::AccumulateGrad":
+                event["args"] = {"Input Dims": [WEIGHTS], "Input type": ["float"]}
+            elif event["name"] == "c10d::all_reduce_":
+                event["name"] = "c10d::allreduce_"
+                event["args"] = {"Input Dims": [[ACTIVATIONS], [], []], "Input type": []}
+        rank.job.write(tmp_path / f"rank{number}.json")
+    run = read(tmp_path)
+    assert not len(run.gradients)
+    [row] = fw.whatif(run, bandwidth="1Gbps").rows()
+    assert row["step_s"] == pytest.approx((rank.now_us - began) * 1e-6, rel=0.02)
+
+
+def bucketed(folder: Path, rate_bps: float) -> float:
+    """Write the traces of a data-parallel job whose buckets queue; return the time of a step."""
+    folder.mkdir()
+    values, send_us = 500_000, 8e6 * 4 * 500_000 / rate_bps
+    for number in range(2):
+        job = Job(number, distributedInfo={"backend": "gloo", "rank": number, "world_size": 2})
+        job.header |= {"deviceProperties": [], "host_name": f"host{number}"}
+        now = 0.0
+        for step in range(STEPS):
+            began, free = now, 0.0
+            job.event("cpu_op", "aten::addmm", now, now + LAYERS * COMPUTE_US, tid=1)
+            now += LAYERS * COMPUTE_US
+            for bucket in range(LAYERS):
+                length = 2 * COMPUTE_US
+                job.event("cpu_op", f"{BACKWARD}AddmmBackward0", now, now + length, tid=1)
+                now += length
+                called = {"Input Dims": [[[values]], [], []], "Input type": []}
+                job.event("cpu_op", "c10d::allreduce_", now - 20, now - 10, tid=1, **called)
+                begin = free = max(now, free)
+                free += send_us
+                told: dict[str, Any] = {"Input Dims": [[values]], "Input type": ["float"]}
+                mark = "gloo:all_reduce", begin, free
+                job.event("user_annotation", *mark, tid=105 + bucket % 2, **told)
+            now = free
+            job.step(step, began, now)
+        job.write(folder / f"rank{number}.json")
+    return (now - began) * 1e-6
+
+
+def test_buckets_that_wait_for_the_link_are_gradients_from_their_call(tmp_path: Path) -> None:
+    """On a slow link, most of them begin long after the backward pass."""
+    bucketed(tmp_path / "slow", 1e8)
+    run = read(tmp_path / "slow")
+    assert len(run.gradients) == 2 * STEPS * LAYERS
+    for rate, rate_bps in (("100Mbps", 1e8), ("10Gbps", 1e10)):
+        [row] = fw.whatif(run, bandwidth=rate).rows()
+        assert row["step_s"] == pytest.approx(bucketed(tmp_path / rate, rate_bps), rel=0.03)
