@@ -231,6 +231,14 @@ def test_a_table_that_may_mean_two_things_is_refused(tmp_path: Path, text: str, 
         ("op,ranks,size,algbw\nAR,8,1024,0.00\nAR,8,1048576,20.97\n", {2**20: 50.0}),
         ("op,ranks,size,time,algbw (GBytes/s)\nAR,8,1048576,50,20.97\n", {2**20: 50.0}),
         ("op,ranks,size,busbw (Gbit/s)\nAR,8,1048576,293.6\n", {2**20: 50.0}),
+        ("t_s,op,ranks,size,time_us\n1.5,AR,8,1024,12\n", {1024: 12.0}),
+        ("mean_s,op,ranks,size,latency_us\n3,AR,8,1024,12\n", {1024: 12.0}),
+        ("op,ranks,size,time_us,mean_s\nAR,8,1024,12,3\n", {1024: 12.0}),
+        (
+            "op,ranks,size_GB,time_us\nAR,8,1,12\nAR,8,2,13\nAR,8,1e300,14\n",
+            {10**9: 12, 2 * 10**9: 13},
+        ),
+        (f"op,ranks,size,algbw\nAR,8,1048576,0.{'0' * 400}\nAR,8,1024,1.0\n", {1024: 1.024}),
         ("name,collective,ranks,size,time_us\nrun1,all_reduce,8,1024,9\n", {1024: 9.0}),
         ("op,collective,ranks,size,time_us\nsum,all_reduce,8,1024,9\n", {1024: 9.0}),
         (
@@ -248,6 +256,28 @@ def test_columns_and_numbers_mean_what_their_whole_column_says(
     [table] = tables(written(tmp_path, text))
     assert table.op == "allreduce"
     assert {row.bytes: row.time_us for row in table.rows} == pytest.approx(times_us, rel=1e-3)
+
+
+def test_rows_in_place_are_left_out_and_told_only_beside_rows_out_of_place(tmp_path: Path) -> None:
+    heading = "op,ranks,in_place,size,time_us\n"
+    text = f"{heading}AR,8,0,1024,12\nAR,8,1,1024,9\nAR,8,1,2048,10\nAG,8,1,1024,8\n"
+    reduced, gathered = tables(written(tmp_path, text))
+    assert [(row.bytes, row.time_us) for row in reduced.rows] == [(1024, 12), (2048, 10)]
+    assert [(row.bytes, row.time_us) for row in gathered.rows] == [(1024, 8)]
+    assert "1 in-place row is left out beside rows out of place" in reduced.problems[0]
+    blank = "AR,8,,1024,12\nAR,8,1,2048,9\nAR,8,0,4096,14\nAR,8,1,8192,15\n"
+    [table] = tables(written(tmp_path, heading + blank))
+    assert [row.time_us for row in table.rows] == [12, 9, 14, 15]
+    assert not table.problems
+
+
+def test_rows_in_place_count_among_the_whole_rows_of_a_file(tmp_path: Path) -> None:
+    rows_of_both = "AR,8,0,{0},12\nAR,8,1,{0},9\n"
+    garbled = "".join(f"AR,8,0,{2**power},1x\n" for power in range(10, 13))
+    text = "".join(rows_of_both.format(2**power) for power in range(20, 22))
+    [table] = tables(written(tmp_path, f"op,ranks,in_place,size,time_us\n{text}{garbled}"))
+    assert not table.is_damaged
+    assert len(table.rows) == 2
 
 
 def test_of_repeated_rows_the_middle_one_counts(tmp_path: Path) -> None:

@@ -96,11 +96,13 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "protocol": ("protocol", "proto"),
     "in_place": ("inplace", "isinplace"),
 }
-_STATISTICS = ("avg", "average", "mean", "median", "p50", "t")  # are times beside a unit of time
+# Beside a unit of time, these are times, where no column has a name of times.
+_STATISTICS = ("avg", "average", "mean", "median", "p50")
 _SHORT_OPS = {"ar": "allreduce", "ag": "allgather", "rs": "reducescatter", "a2a": "alltoall"}
-# A column of both places has these words. As of nccl-tests, rows out of place count.
+# A column of both places has these words. Of sizes with both, rows out of place count, as of
+# nccl-tests.
 _IN_PLACE = ("1", "true", "yes", "ip", "in", "inplace")
-_OUT_OF_PLACE = ("", "0", "false", "no", "oop", "out", "outofplace")
+_OUT_OF_PLACE = ("0", "false", "no", "oop", "out", "outofplace")
 _NUMBERS = ("size", "time", "algbw", "busbw", "ranks", "nodes", "of_node")
 _APART = ("dtype", "algorithm", "protocol", "in_place")  # by these, rows are of several tables
 _ROLES = {name: role for role, names in _NAMES.items() for name in names}
@@ -153,7 +155,8 @@ def _heading(line: str) -> _Columns:
         first, *words = [word.lower() for word in _BETWEEN_WORDS.split(name) if word] or [""]
         unit = next((word for word in reversed(words) if word in _US | _BYTES), "")
         plain = "".join([first, *(word for word in words if word != unit)])
-        role = "time" if unit in _US and plain in _STATISTICS else _ROLES.get(plain)
+        is_average = unit in _US and plain in _STATISTICS
+        role = "average" if is_average else _ROLES.get(plain)
         if role is None or (rate and role not in ("algbw", "busbw")):
             continue
         columns.others.setdefault(role, []).append(place)
@@ -163,13 +166,16 @@ def _heading(line: str) -> _Columns:
         if role == "size":
             by_name = 1.0 if "bytes" in name.lower() else None
             columns.bytes_each = _BYTES.get(unit, by_name)
-        elif role == "time":
+        elif role == "time" or (role == "average" and "time" not in columns.places):
             columns.us_each = _US.get(unit)
         elif rate is not None:
             each = {"g": 1.0, "m": 1e-3}[rate[1].lower()]
             is_open = rate[0].islower() and "/" not in rate[0]
             of_bits = (each / 8,) if rate[2] == "b" and rate[3] not in ("yte", "ytes") else ()
             columns.rates_each[role] = (*of_bits, *((each,) if is_open or not of_bits else ()))
+    if "average" in columns.places:
+        columns.places.setdefault("time", columns.places.pop("average"))
+        columns.names.setdefault("time", columns.names.pop("average"))
     return columns
 
 
@@ -274,7 +280,7 @@ def _entry(
         number(_OF_RANKS.sub("", told.get(role, "")))
         for role in ("size", "of_node", "nodes", "ranks")
     )
-    size_bytes = round((size or 0) * (columns.bytes_each or 1.0))
+    size_bytes = round(min((size or 0) * (columns.bytes_each or 1.0), 2.0 * _MOST_BYTES))
     of_node, nodes, ranks = (int(value or 0) for value in (of_node, nodes, ranks))
     ranks = ranks or nodes * of_node
     of_time = "time" if "time" in columns.places else columns.rate
@@ -337,7 +343,7 @@ def _time_of(
     if rate is None:
         return None
     decimals = re.search(r"[.,](\d+)$", cell)
-    if 0.5 * 10.0 ** -(len(decimals[1]) if decimals else 0) > _ROUGH * rate:
+    if rate < 1e-9 or 0.5 * 10.0 ** -(len(decimals[1]) if decimals else 0) > _ROUGH * rate:
         return math.nan
     gb_s_each, *_ = columns.rates_each.get(columns.rate, (1.0,))
     factor = bus_factor(op, ranks) if op and ranks > 1 else 0.0
@@ -366,10 +372,16 @@ def _tables(
         raise DamagedInput(
             path, f"expected rows with a size, a time and ranks, and there is none{why}"
         )
-    place = _APART.index("in_place")
-    told = {entry.apart[place] for entry in read}
-    if told & {*_IN_PLACE} and told & {*_OUT_OF_PLACE} and told <= {*_IN_PLACE, *_OUT_OF_PLACE}:
-        read = [entry for entry in read if entry.apart[place] in _OUT_OF_PLACE]
+    place, whole = _APART.index("in_place"), len(read)
+    outside = {
+        (entry.table, entry.row.bytes) for entry in read if entry.apart[place] in _OUT_OF_PLACE
+    }
+    read = [
+        entry
+        for entry in read
+        if entry.apart[place] not in _IN_PLACE or (entry.table, entry.row.bytes) not in outside
+    ]
+    in_place = whole - len(read)
     _refuse_mixed(path, columns, read)
     us_each, gb_s_each = _units_of(path, columns, [entry.row for entry in read])
     found: dict[tuple[str, int, int, int], list[Row]] = {}
@@ -378,15 +390,17 @@ def _tables(
             garbled[entry.row.line] = reason
         else:
             found.setdefault(entry.table, []).append(entry.row)
-    kept = sum(map(len, found.values()))
     damage = row_problems(0, 0, (len(entries[_MOST_ROWS:]), _MOST_ROWS), [])
-    if len(garbled) >= kept:
+    if len(garbled) >= in_place + sum(map(len, found.values())):
         damage = [*_left_out(garbled), *damage]
         garbled = {}
     problems = [*damage, *_left_out(garbled)]
     if lacking:
         lack = "row lacks" if len(lacking) == 1 else "rows lack"
         problems.append(f"{len(lacking):,} {lack} a time, from line {lacking[0]:,}")
+    if in_place:
+        are = "row is" if in_place == 1 else "rows are"
+        problems.append(f"{in_place:,} in-place {are} left out beside rows out of place")
     if not found:
         raise DamagedInput(path, f"expected a row that is whole, and there is none: {problems[0]}")
     for (named, ranks, nodes, fullest), rows in found.items():
