@@ -5,10 +5,10 @@
 
 Columns are found by their names, in any order and spelling; other columns are left alone. Lines of
 words may be above the heading. A unit may stand in the name (`time_us`, `Size (MB)`), and that of a
-time in its cell (`1.2 ms`). Sizes are bytes of the whole vector without one, as nccl-tests counts
-them. The unit of a time without one follows from a column `algbw`, which has to agree with all
-sizes and times. Without a column of times, bandwidths tell them. Rows of one operation and number
-of ranks are a table. A text that may mean two things is refused.
+time or a bandwidth in its cell (`1.2 ms`). Sizes are bytes of the whole vector without one, as
+nccl-tests counts them. The unit of a time without one follows from a column `algbw`, which has to
+agree with all sizes and times. Without a column of times, bandwidths tell them. Rows of one
+operation and number of ranks are a table. A text that may mean two things is refused.
 """
 
 from __future__ import annotations
@@ -453,8 +453,7 @@ def _contradiction(row: Row, us_each: float, gb_s_each: float) -> str:
     time_us, rate_gb_s = row.time_us * us_each, row.algorithm_gb_s * gb_s_each
     if not _SHORTEST_US <= time_us <= _LONGEST_US:
         return f"expected a time from 1 ns to an hour, got {time_us:.3g} us"
-    actual_gb_s = row.bytes * 1e-3 / time_us
-    share = (actual_gb_s + _LAST_DIGIT) / (rate_gb_s + _LAST_DIGIT)
+    share = (row.bytes * 1e-3 / time_us + _LAST_DIGIT) / (rate_gb_s + _LAST_DIGIT)
     if rate_gb_s and not 1 / _FAR <= share <= _FAR:
         return another_rate(row.bytes, time_us, rate_gb_s)
     return ""
