@@ -994,19 +994,36 @@ def test_tables_of_one_operation_and_count_keep_columns_of_their_own(
     assert "allreduce 16, table 2" in shown
 
 
-def test_a_real_machine_is_predicted_from_two_tables() -> None:
+def echo_tables() -> dict[int, Table]:
+    """Return the tables of a real machine by their number of ranks."""
     if not ECHO.exists():
         pytest.skip(f"the tables of a real machine are not at {ECHO}")
     points = defaultdict(list)
     with ECHO.open() as file:
         for row in csv.DictReader(file):
             points[int(row["gpus"])].append((int(row["size"]), float(row["oop_time_us"]) * 1e-6))
-    tables = {
+    return {
         workers: Table(op="allreduce", workers=workers, points=tuple(sorted(rows)), source="echo")
         for workers, rows in points.items()
     }
+
+
+def test_a_real_machine_is_predicted_from_two_tables() -> None:
+    tables = echo_tables()
     where = replace(cluster("dgx-a100", 16), startup_s=0.0)
     found = fitted(where, [tables[8], tables[32]])
     off = [each for workers in (16, 64, 128) for each in errors(found, tables[workers])]
     assert np.median(off) < 0.10
     assert np.quantile(off, 0.9) < 0.25
+
+
+@pytest.mark.parametrize(
+    ("shown", "most"), [((32,), 0.045), ((128,), 0.075), ((32, 64, 128), 0.03)]
+)
+def test_two_nodes_of_a_real_machine_are_predicted_from_more_nodes_alone(
+    shown: tuple[int, ...], most: float
+) -> None:
+    tables = echo_tables()
+    seen = [tables[workers] for workers in shown]
+    found = with_nodes(fitted(made_of(seen, 8, "made"), seen, nics_are_stated=False), 16)
+    assert np.median(errors(found, tables[16])) < most

@@ -90,7 +90,11 @@ def test_the_name_of_the_file_tells_an_operation_that_no_column_names(tmp_path: 
         ("16,{size},1e999", "expected a number above 0, got time_us '1e999'"),
         ("16,{size},5e12", r"expected a time from 1 ns to an hour, got 5e\+12 us"),
         ('16,{size},"12,3x"', "expected a number above 0, got time_us '12,3x'"),
-        ("16,1,048,576,104.3", "expected 4 cells, with quotes where a number has commas"),
+        ("16,1,048,576,104.3", "expected 4 cells, got 6"),
+        ("16,{size},104.3,7", "expected 4 cells, got 5"),
+        ("16,13l072,6.3l", "expected a number above 0, got size '13l072'"),
+        ("16,65.536,104.3", "expected a whole number, got size '65.536'"),
+        ("16.5,{size},104.3", "expected a whole number, got ranks '16.5'"),
     ],
 )
 def test_a_garbled_row_is_left_out_and_told_and_the_others_are_fitted(
@@ -125,6 +129,58 @@ def test_one_comma_for_a_point_leaves_its_row_out_where_other_numbers_have_point
         tables(written(tmp_path, few))
 
 
+def test_an_operation_that_is_unknown_is_not_that_of_the_files_name(tmp_path: Path) -> None:
+    text = "op,ranks,size,time_us\nallreduce,8,1024,12\n,8,2048,13\nbcast,8,1024,5\nbarrier,8,8,6\n"
+    reduced, sent = tables(written(tmp_path, text, "my_allreduce.csv"))
+    assert (reduced.op, len(reduced.rows), sent.op, len(sent.rows)) == (
+        "allreduce",
+        2,
+        "broadcast",
+        1,
+    )
+    assert "line 5: expected an operation, such as allreduce, got 'barrier'" in sent.problems[0]
+    unnamed = text.replace("allreduce", "first").replace("bcast", "next")
+    [table] = tables(written(tmp_path, unnamed, "all_reduce.csv"))
+    assert (table.op, len(table.rows)) == ("allreduce", 4)
+
+
+def test_gpus_of_all_nodes_may_be_as_many_on_several_numbers_of_nodes(tmp_path: Path) -> None:
+    rows_of_nodes = "size,time_us\nAR,1,8,1024,12\nAR,8,8,1024,13\n"
+    found = tables(written(tmp_path, f"op,nodes,total_gpus,{rows_of_nodes}"))
+    assert [(table.workers, table.nodes) for table in found] == [(8, 1), (8, 8)]
+    found = tables(written(tmp_path, f"op,nodes,gpus,{rows_of_nodes.replace('R,1', 'R,')}"))
+    assert [(table.workers, table.nodes) for table in found] == [(8, 0), (8, 8)]
+
+
+def test_a_bandwidth_of_too_few_digits_is_told_as_that(tmp_path: Path) -> None:
+    path = written(tmp_path, "op,ranks,size,busbw\nAR,8,1024,0.1\nAR,8,1048576,20.97\n")
+    [table] = tables(path)
+    assert table.problems[0].endswith("1 row lacks enough digits of busbw, from line 2")
+
+
+def test_a_time_in_microseconds_may_be_in_the_encoding_of_a_spreadsheet(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    for text in (
+        "op,ranks,size,time (µs)\nAR,8,1024,12\n",
+        "op,ranks,size,time\nAR,8,1024,12 µs\n",
+    ):
+        path.write_bytes(text.encode("latin-1"))
+        [table] = tables(path)
+        assert [row.time_us for row in table.rows] == [12]
+
+
+def test_a_table_of_another_kind_does_not_resemble_one_of_collectives(tmp_path: Path) -> None:
+    with pytest.raises(DamagedInput) as refused:
+        read(written(tmp_path, "step,time,size,loss\n1,2,3,4\n"))
+    assert "lacks columns" not in str(refused.value)
+
+
+def test_rows_with_a_cell_before_the_first_column_are_not_read_shifted(tmp_path: Path) -> None:
+    path = written(tmp_path, "ranks,size,time_us\n1,8,1024,12.5\n2,8,2048,13.5\n", "all_reduce.csv")
+    with pytest.raises(DamagedInput, match="line 2: expected 3 cells, got 4"):
+        tables(path)
+
+
 def test_where_most_rows_are_garbled_the_others_are_not_fitted(tmp_path: Path) -> None:
     text = "op,ranks,size,time_us\n" + rows("{op},{ranks},{size},{us}x")
     path = written(tmp_path, f"{text}\nall_reduce,16,4194304,300\n")
@@ -137,7 +193,7 @@ def test_a_time_that_its_own_bandwidth_contradicts_is_left_out(tmp_path: Path) -
     path = written(tmp_path, text.replace(",104.3,", ",1043,", 1))
     found = fw.fit_cluster([path], devices_per_node=8)
     assert len(found.residuals) == 2 * len(TIMES_US) - 1
-    assert "line 3: 1,048,576 bytes in 1,043 us are 1.01 GB/s, and its algbw is 10.1" in str(
+    assert "line 3: 1,048,576 bytes in 1,043 us are 1.01 GB/s, and its algbw is 10.05" in str(
         found.doubts
     )
 
@@ -147,6 +203,9 @@ def test_a_time_that_its_own_bandwidth_contradicts_is_left_out(tmp_path: Path) -
     [
         ("op,ranks,size,time", "AR,8,2048,13", "expected a time with its unit, got time '13'"),
         ("ranks,size,busbw", "8,2048,13", "expected an operation, without which this bandwidth"),
+        ("op,ranks,size,busbw", "AR,1,2048,13", "expected 2 ranks or more, without which this"),
+        ("op,ranks,size,algbw", "AR,8,2048,30.97 GB", "a number above 0, got algbw '30.97 GB'"),
+        ("op,ranks,size,algbw", "AR,8,2048,20 gbps", "a number above 0, got algbw '20 gbps'"),
     ],
 )
 def test_a_cell_without_the_word_that_it_needs_is_left_out_for_that(
@@ -187,6 +246,14 @@ def test_words_below_a_table_are_no_rows(tmp_path: Path) -> None:
         (
             "op,nodes,gpus,size,time_us\nallreduce,1,8,1024,12\nallreduce,2,8,1024,19\n",
             "gpus is 8 on 1 and on 2 nodes: name the column gpus_per_node",
+        ),
+        (
+            "op,nodes,gpus,size,time_us\nAR,1,4,1024,12\nAR,1,8,1024,13\nAR,2,4,1024,19\n",
+            "gpus is 8 on 1 and 4 on 2 nodes: name the column gpus_per_node",
+        ),
+        (
+            "op,ranks,size,time_us\nAR,8,1024,12\nop,ranks,time_us,size\nAG,8,9,1024\n",
+            "line 3: another heading: expected one in a file",
         ),
         ("op,ranks,size,busbw_gbps\nallreduce,8,1024,12\n", "may be of bits or of bytes"),
         (
@@ -231,6 +298,19 @@ def test_a_table_that_may_mean_two_things_is_refused(tmp_path: Path, text: str, 
         ("op,ranks,size,algbw\nAR,8,1024,0.00\nAR,8,1048576,20.97\n", {2**20: 50.0}),
         ("op,ranks,size,time,algbw (GBytes/s)\nAR,8,1048576,50,20.97\n", {2**20: 50.0}),
         ("op,ranks,size,busbw (Gbit/s)\nAR,8,1048576,293.6\n", {2**20: 50.0}),
+        ("op,ranks,size,time_us\nAR,8,1024,12\nop,ranks,size,time_us\n", {1024: 12.0}),
+        ("op,ranks,size,busbw (GiB/s)\nAR,8,1073741824,100\n", {2**30: 17500.0}),
+        ("op,ranks,size,algbw\nAR,8,1048576,20.97 GB/s\n", {2**20: 50.0}),
+        ("op,ranks,size,algbw_GBps\nAR,8,1048576,167.8 Gbit/s\n", {2**20: 50.0}),
+        ("run,ranks,size,time_us,op\n1,8.0,1024.0,12,AR\n", {1024: 12.0}),
+        ("t_s,op,ranks,size,time_us\n1.5,AR,8,1024,12\n", {1024: 12.0}),
+        ("mean_s,op,ranks,size,latency_us\n3,AR,8,1024,12\n", {1024: 12.0}),
+        ("op,ranks,size,time_us,mean_s\nAR,8,1024,12,3\n", {1024: 12.0}),
+        (
+            "op,ranks,size_GB,time_us\nAR,8,1,12\nAR,8,2,13\nAR,8,1e300,14\n",
+            {10**9: 12, 2 * 10**9: 13},
+        ),
+        (f"op,ranks,size,algbw\nAR,8,1048576,0.{'0' * 400}\nAR,8,1024,1.0\n", {1024: 1.024}),
         ("name,collective,ranks,size,time_us\nrun1,all_reduce,8,1024,9\n", {1024: 9.0}),
         ("op,collective,ranks,size,time_us\nsum,all_reduce,8,1024,9\n", {1024: 9.0}),
         (
@@ -248,6 +328,28 @@ def test_columns_and_numbers_mean_what_their_whole_column_says(
     [table] = tables(written(tmp_path, text))
     assert table.op == "allreduce"
     assert {row.bytes: row.time_us for row in table.rows} == pytest.approx(times_us, rel=1e-3)
+
+
+def test_rows_in_place_are_left_out_and_told_only_beside_rows_out_of_place(tmp_path: Path) -> None:
+    heading = "op,ranks,in_place,size,time_us\n"
+    text = f"{heading}AR,8,0,1024,12\nAR,8,1,1024,9\nAR,8,1,2048,10\nAG,8,1,1024,8\n"
+    reduced, gathered = tables(written(tmp_path, text))
+    assert [(row.bytes, row.time_us) for row in reduced.rows] == [(1024, 12), (2048, 10)]
+    assert [(row.bytes, row.time_us) for row in gathered.rows] == [(1024, 8)]
+    assert "1 in-place row is left out beside rows out of place" in reduced.problems[0]
+    blank = "AR,8,,1024,12\nAR,8,1,2048,9\nAR,8,0,4096,14\nAR,8,1,8192,15\n"
+    [table] = tables(written(tmp_path, heading + blank))
+    assert [row.time_us for row in table.rows] == [12, 9, 14, 15]
+    assert not table.problems
+
+
+def test_rows_in_place_count_among_the_whole_rows_of_a_file(tmp_path: Path) -> None:
+    rows_of_both = "AR,8,0,{0},12\nAR,8,1,{0},9\n"
+    garbled = "".join(f"AR,8,0,{2**power},1x\n" for power in range(10, 13))
+    text = "".join(rows_of_both.format(2**power) for power in range(20, 22))
+    [table] = tables(written(tmp_path, f"op,ranks,in_place,size,time_us\n{text}{garbled}"))
+    assert not table.is_damaged
+    assert len(table.rows) == 2
 
 
 def test_of_repeated_rows_the_middle_one_counts(tmp_path: Path) -> None:

@@ -546,6 +546,9 @@ def test_a_test_that_failed_keeps_the_sizes_before(tmp_path: Path, cut: str, joi
         "mpirun noticed that process rank 3 with PID 0 on node n0 exited on signal 9 (Killed).",
         "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
         "Killed",
+        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+        "run.sh: line 3: 12345 Killed                  ./run -b 8",
+        "Terminated                 mpirun -np 2 ./run",
     ],
 )
 def test_a_test_that_its_launcher_ended_keeps_the_sizes_before_and_the_tables_before(
@@ -563,6 +566,46 @@ def test_a_test_that_its_launcher_ended_keeps_the_sizes_before_and_the_tables_be
     [problem] = second.problems
     assert "was ended in line" in problem
     assert problem.endswith("later sizes are missing")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)",
+        "slurmstepd: error: couldn't chdir to `/x': No such file or directory: going to /tmp",
+    ],
+)
+def test_rows_and_an_average_after_a_message_show_that_it_ended_no_test(
+    tmp_path: Path, message: str
+) -> None:
+    row = "  {0}  {1}  float  sum  -1  9.5  0.1  0.1  0  9.1  0.1  0.1  0\n"
+    first, second = row.format(8, 2), row.format(16, 4)
+    path = a_log(tmp_path, first + second)
+    text = path.read_text()
+    for place, rest in (
+        (text.index(second), ""),
+        (text.index("# Avg"), ""),
+        (text.index("  0.1", text.index(second)), "\n"),
+    ):
+        path.write_text(f"{text[:place]}{rest}{message}\n{text[place:]}")
+        whole = read_table(path)
+        assert [row.bytes for row in whole.rows] == [8, 16]
+        assert not whole.problems
+    path.write_text(text.rpartition("# Avg")[0].replace(second, f"{message}\n{second}"))
+    cut = read_table(path)
+    assert cut.is_damaged
+    assert "it ends before its average" in cut.problems[0]
+
+
+def test_a_whole_row_before_a_message_in_its_line_is_kept(tmp_path: Path) -> None:
+    row = "  {0}  {1}  float  sum  -1  9.5  0.1  0.1  0  9.1  0.1  0.1  0"
+    path = a_log(tmp_path, f"{row.format(8, 2)}\n{row.format(16, 4)}\n")
+    ended = path.read_text().rpartition("\n# Avg")[0]
+    path.write_text(f"{ended} slurmstepd: error: *** STEP 7.0 CANCELLED DUE TO TIME LIMIT ***\n")
+    table = read_table(path)
+    assert [row.bytes for row in table.rows] == [8, 16]
+    assert not table.is_damaged
+    assert table.problems[0].endswith("later sizes are missing")
 
 
 FAILURE = "srun: error: mew0: Test failure common.cu:401\n .. mew0 pid 64904: Test failure\n"

@@ -35,6 +35,7 @@ PROTOCOLS = (  # start-up, hop in a node and between nodes (seconds), and filled
 # in the first four, and not in the last one.
 HELD_UP = [(120e9, 12e9), (200e9, 11e9), (150e9, 24e9), (240e9, 75e9)]
 BALANCED = (360e9, 368e9)
+FAST_NICS = (100e9, 368e9)  # which are faster than the links in a node
 WITHOUT_ADDING = (240e9, 170e9)  # balanced too, with switches that do not add
 
 
@@ -147,10 +148,10 @@ def test_where_links_in_a_node_are_unknown_too_two_nodes_are_taken_between_both_
     shown: tuple[int, ...],
 ) -> None:
     errors = [judged(a_fit(rates, shown), 16, rates)[0] for rates in HELD_UP]
-    assert max(errors) < 0.45
-    for rates in (BALANCED, WITHOUT_ADDING):
+    assert max(errors) < 0.63
+    for rates, most in ((BALANCED, 0.13), (WITHOUT_ADDING, 0.25), (FAST_NICS, 0.18)):
         error, share = judged(a_fit(rates, shown), 16, rates)
-        assert error < 0.25
+        assert error < most
         assert share == 1
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -74,7 +74,18 @@ _OPS = {
     "gather": "gather",
     "scatter": "scatter",
 }
+_SHORT_OPS = {"ar": "allreduce", "ag": "allgather", "rs": "reducescatter", "a2a": "alltoall"}
+_SHORT_OPS |= {"bcast": "broadcast"}
 _OF_ALL = ("allreduce", "allgather", "reducescatter", "alltoall", "gather", "scatter")
+_MOST_NAMED = 8  # lines that are left out
+# Units behind a bandwidth, and those of times and sizes.
+OF_RATE = re.compile(r"([GgMm])(i?)([bB])(its?|ytes?)?(?:ps|/s|/sec)\W*$")
+US_OF = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+US_OF |= {"usec": 1.0, "usecs": 1.0, "msec": 1e3, "sec": 1e6, "secs": 1e6, "seconds": 1e6}
+US_OF |= {"microseconds": 1.0, "milliseconds": 1e3}
+BYTES_OF = {"b": 1.0, "bytes": 1.0, "byte": 1.0}
+BYTES_OF |= {f"{name}b": 1000.0**power for name, power in (("k", 1), ("m", 2), ("g", 3))}
+BYTES_OF |= {f"{name}ib": 1024.0**power for name, power in (("k", 1), ("m", 2), ("g", 3))}
 
 
 def without_tags(line: str) -> str:
@@ -217,6 +228,16 @@ class Row:
     line: int = 0  # in its file; 0 if the file has no lines of rows
 
 
+def gb_s_each(unit: re.Match[str]) -> tuple[float, ...]:
+    """Return the GB/s of a unit of bandwidths; `gbps` in small letters may be of bits or bytes."""
+    giga, mega = (2**30, 2**20) if unit[2] else (10**9, 10**6)
+    each = (giga if unit[1] in "Gg" else mega) * 1e-9
+    if unit[3] == "B" or unit[4] in ("yte", "ytes"):
+        return (each,)
+    is_open = unit[0].islower() and "/" not in unit[0]
+    return (each / 8, each) if is_open else (each / 8,)
+
+
 def is_size_and_count(words: list[str]) -> bool:
     """Say whether a line is the beginning of a row that was cut there: its size and its count."""
     if len(words) != 2 or not all(word.isascii() and word.isdigit() for word in words):
@@ -241,11 +262,14 @@ def off_rate(size: int, printed: Sequence[str], line: int = 0) -> list[str]:
     most = size / (time_us - time_digit) * 1e-3 + rate_digit if time_us > time_digit else math.inf
     if least <= rate_gb_s <= most:
         return []
-    actual = f"{size / time_us * 1e-3:,.2f} GB/s" if time_us else "no bandwidth"
     where = f"line {line:,}: " if line else ""
-    return [
-        f"{where}{size:,} bytes in {time_us:,g} us are {actual}, and its algbw is {rate_gb_s:,g}"
-    ]
+    return [where + another_rate(size, time_us, rate_gb_s)]
+
+
+def another_rate(size: int, time_us: float, rate_gb_s: float) -> str:
+    """Say which bandwidth a size and a time give instead of the one in their row."""
+    actual = f"{size / time_us * 1e-3:,.2f} GB/s" if time_us else "no bandwidth"
+    return f"{size:,} bytes in {time_us:,g} us are {actual}, and its algbw is {rate_gb_s:,g}"
 
 
 def off_count(row: Row, count: int, ranks: int) -> list[str]:
@@ -314,6 +338,18 @@ def row_problems(
         are = "row is" if more_rows == 1 else "rows are"
         problems.append(f"{more_rows:,} {are} left out, for it has over {most_rows:,}")
     return problems
+
+
+def left_out(garbled: Mapping[int, str]) -> list[str]:
+    """Say which rows are left out, and why the first is."""
+    if not garbled:
+        return []
+    first, *others = sorted(garbled)
+    are = f"{len(garbled):,} rows are" if others else "1 row is"
+    named = [f"{line:,}" for line in others[:_MOST_NAMED]]
+    named += ["..."] if len(others) > _MOST_NAMED else []
+    more = f" (also lines {', '.join(named)})" if others else ""
+    return [f"{are} left out: line {first:,}: {garbled[first]}{more}"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,6 +440,11 @@ def op_named(text: str) -> str:
     """Return the operation that a text names, as benchmarks and people spell it, or ""."""
     plain = text.lower().replace("_", "").replace("-", "").replace(" ", "")
     return next((op for word, op in _OPS.items() if word in plain), "")
+
+
+def op_in(cell: str) -> str:
+    """Return the operation that a cell names, or ""."""
+    return _SHORT_OPS.get(cell.strip().lower()) or op_named(cell)
 
 
 def op_told(row: Row, ranks: int, reduces: bool, has_root: bool) -> str:

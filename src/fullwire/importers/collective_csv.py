@@ -5,10 +5,10 @@
 
 Columns are found by their names, in any order and spelling; other columns are left alone. Lines of
 words may be above the heading. A unit may stand in the name (`time_us`, `Size (MB)`), and that of a
-time in its cell (`1.2 ms`). Sizes are bytes of the whole vector without one, as nccl-tests counts
-them. The unit of a time without one follows from a column `algbw`, which has to agree with all
-sizes and times. Without a column of times, bandwidths tell them. Rows of one operation and number
-of ranks are a table. A text that may mean two things is refused.
+time or a bandwidth in its cell (`1.2 ms`). Sizes are bytes of the whole vector without one, as
+nccl-tests counts them. The unit of a time without one follows from a column `algbw`, which has to
+agree with all sizes and times. Without a column of times, bandwidths tell them. Rows of one
+operation and number of ranks are a table. A text that may mean two things is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,21 @@ from fullwire.collectives.cost import bus_factor
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import name_of, opened_plain
 from fullwire.importers._format import NEAR_BYTES, POSSIBLE, UNLIKE, Format, Likeness, near_miss
-from fullwire.importers._tables import Row, Table, op_named, op_told, row_problems, run_of
+from fullwire.importers._tables import (
+    BYTES_OF,
+    OF_RATE,
+    US_OF,
+    Row,
+    Table,
+    another_rate,
+    gb_s_each,
+    left_out,
+    op_in,
+    op_named,
+    op_told,
+    row_problems,
+    run_of,
+)
 from fullwire.units import shown
 
 _MOST_BYTES_OF_FILE = 64 * 2**20
@@ -41,7 +55,6 @@ _ROUGH = 0.05  # half of the last digit, as a share of a bandwidth that tells a 
 _FAR = 2.0  # times a row's own algbw: a wrong digit, and no other average
 _LAST_DIGIT = 0.01  # of an algbw as it is mostly printed
 _MOSTLY = 10  # times as many numbers say what a comma means
-_MOST_NAMED = 8  # lines that are left out
 _BETWEEN_WORDS = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z])(?=[A-Z][a-z])")
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?) ?([kKmMgG]?)(i?)([bB]?)(?:ytes)?", re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3}
@@ -51,20 +64,12 @@ _MISSING = ("", "-", "n/a", "na", "nan", "none", "null")
 _SURELY_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3}){2,}(?:\.\d+)?|\d{1,3}(?:,\d{3})*\.\d+")
 _MAYBE_THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 _WITH_POINT = re.compile(r"(?:\d+|\d{1,3}(?:,\d{3})+)\.\d+")  # before its decimals
-_CUT_IN_THOUSANDS = re.compile(r"(?<![^,])[1-9]\d{0,2},\d{3}(?:\.\d+)?(?![^,])")  # by no quotes
 # Texts that may be numbers.
 _AS_NUMBER = re.compile(r"\d[\d,.]*(?:[eE][+-]?\d+)? ?[kKmMgG]?i?[bB]?(?:ytes)?", re.ASCII)
 # Words behind a number of ranks.
 _OF_RANKS = re.compile(r" ?x? ?(?:gpus?|ranks?|devices?|workers?|nodes?|hosts?)?$", re.IGNORECASE)
-_OF_RATE = re.compile(r"([GgMm])i?([bB])(its?|ytes?)?(?:ps|/s|/sec)\W*$")
-_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
-_US |= {"usec": 1.0, "usecs": 1.0, "msec": 1e3, "sec": 1e6, "secs": 1e6, "seconds": 1e6}
-_US |= {"microseconds": 1.0, "milliseconds": 1e3}
 # A time with its unit.
-_TIMED = re.compile(rf"(.*\d) ?({'|'.join(_US)}|[µμ]s)", re.IGNORECASE)
-_BYTES = {"b": 1.0, "bytes": 1.0, "byte": 1.0}
-_BYTES |= {f"{name}b": 1000.0**power for name, power in (("k", 1), ("m", 2), ("g", 3))}
-_BYTES |= {f"{name}ib": 1024.0**power for name, power in (("k", 1), ("m", 2), ("g", 3))}
+_TIMED = re.compile(rf"(.*\d) ?({'|'.join(US_OF)}|[µμ]s)", re.IGNORECASE)
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "size": (
         *("size", "bytes", "nbytes", "messagesize", "msgsize", "messagebytes", "msgbytes"),
@@ -96,13 +101,15 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "protocol": ("protocol", "proto"),
     "in_place": ("inplace", "isinplace"),
 }
-_STATISTICS = ("avg", "average", "mean", "median", "p50", "t")  # are times beside a unit of time
-_SHORT_OPS = {"ar": "allreduce", "ag": "allgather", "rs": "reducescatter", "a2a": "alltoall"}
-# A column of both places has these words. As of nccl-tests, rows out of place count.
+# Beside a unit of time, these are times, where no column has a name of times.
+_STATISTICS = ("avg", "average", "mean", "median", "p50")
+# A column of both places has these words. Of sizes with both, rows out of place count, as of
+# nccl-tests.
 _IN_PLACE = ("1", "true", "yes", "ip", "in", "inplace")
-_OUT_OF_PLACE = ("", "0", "false", "no", "oop", "out", "outofplace")
+_OUT_OF_PLACE = ("0", "false", "no", "oop", "out", "outofplace")
 _NUMBERS = ("size", "time", "algbw", "busbw", "ranks", "nodes", "of_node")
 _APART = ("dtype", "algorithm", "protocol", "in_place")  # by these, rows are of several tables
+_RANKS_OF_ALL = ("ranks", "nranks", "numranks", "totalgpus", "worldsize", "world")  # nodes
 _ROLES = {name: role for role, names in _NAMES.items() for name in names}
 
 
@@ -148,12 +155,13 @@ def _heading(line: str) -> _Columns:
     columns.heading = next(csv.reader([line], delimiter=separator, skipinitialspace=True))
     for place, name in enumerate(columns.heading):
         heading = name.strip()
-        if (rate := _OF_RATE.search(name)) is not None:
+        if (rate := OF_RATE.search(name)) is not None:
             name = name[: rate.start()]
         first, *words = [word.lower() for word in _BETWEEN_WORDS.split(name) if word] or [""]
-        unit = next((word for word in reversed(words) if word in _US | _BYTES), "")
+        unit = next((word for word in reversed(words) if word in US_OF | BYTES_OF), "")
         plain = "".join([first, *(word for word in words if word != unit)])
-        role = "time" if unit in _US and plain in _STATISTICS else _ROLES.get(plain)
+        is_average = unit in US_OF and plain in _STATISTICS
+        role = "average" if is_average else _ROLES.get(plain)
         if role is None or (rate and role not in ("algbw", "busbw")):
             continue
         columns.others.setdefault(role, []).append(place)
@@ -162,14 +170,14 @@ def _heading(line: str) -> _Columns:
         columns.names[role] = heading
         if role == "size":
             by_name = 1.0 if "bytes" in name.lower() else None
-            columns.bytes_each = _BYTES.get(unit, by_name)
-        elif role == "time":
-            columns.us_each = _US.get(unit)
+            columns.bytes_each = BYTES_OF.get(unit, by_name)
+        elif role == "time" or (role == "average" and "time" not in columns.places):
+            columns.us_each = US_OF.get(unit)
         elif rate is not None:
-            each = {"g": 1.0, "m": 1e-3}[rate[1].lower()]
-            is_open = rate[0].islower() and "/" not in rate[0]
-            of_bits = (each / 8,) if rate[2] == "b" and rate[3] not in ("yte", "ytes") else ()
-            columns.rates_each[role] = (*of_bits, *((each,) if is_open or not of_bits else ()))
+            columns.rates_each[role] = gb_s_each(rate)
+    if "average" in columns.places:
+        columns.places.setdefault("time", columns.places.pop("average"))
+        columns.names.setdefault("time", columns.names.pop("average"))
     return columns
 
 
@@ -192,7 +200,8 @@ def looks_like(beginning: bytes) -> Likeness:
         return UNLIKE
     if not columns.lacks:
         return POSSIBLE
-    is_near = "size" in columns.places and not {"op", "time"}.isdisjoint(columns.places)
+    has_time = "time" in columns.places or bool(columns.rate)
+    is_near = "size" in columns.places and has_time + len({"op", "ranks"} & {*columns.places}) > 1
     return near_miss(is_near, f"columns: {columns.lacks}")
 
 
@@ -202,7 +211,8 @@ def read_tables(path: Path) -> list[Table]:
         content = file.read(_MOST_BYTES_OF_FILE + 1)
     if len(content) > _MOST_BYTES_OF_FILE:
         raise DamagedInput(path, f"larger than {_MOST_BYTES_OF_FILE:,} bytes unpacked")
-    lines = content.decode(errors="replace").splitlines()
+    text = content.decode(errors="replace")
+    lines = text.replace("\ufffds", "us").splitlines()  # µs, as spreadsheets store it
     first, columns = _find_heading(lines)
     if columns.lacks:
         raise DamagedInput(
@@ -224,19 +234,16 @@ def read_tables(path: Path) -> list[Table]:
             f"{path}: its times have no unit: name the column time_us, time_ms or time_s"
         )
     by_op = {
-        at: sum(bool(_op_in(cell)) for cell in _column(told, at))
+        at: sum(bool(op_in(cell)) for cell in _column(told, at))
         for at in columns.others.get("op", [])
     }
-    if by_op:
+    if any(by_op.values()):
         columns.places["op"] = max(by_op, key=lambda at: by_op[at])
+    else:
+        columns.places.pop("op", None)  # such as names of runs: the name of the file may tell it
     if all(cell.isdigit() for cell in _column(told, columns.places.get("system"))):
         columns.places.pop("system", None)  # such as numbers of devices
     return [*_tables(path, columns, entries)]
-
-
-def _op_in(cell: str) -> str:
-    """Return the operation that a cell names, or ""."""
-    return _SHORT_OPS.get(cell.strip().lower()) or op_named(cell)
 
 
 def _column(entries: Sequence[tuple[int, list[str]]], place: int | None) -> Iterator[str]:
@@ -258,31 +265,42 @@ class _Entry:
 
 
 def _entry(
-    path: Path,
-    columns: _Columns,
-    number: _Number,
-    line: int,
-    cells: Sequence[str],
+    path: Path, columns: _Columns, number: _Number, line: int, cells: Sequence[str]
 ) -> _Entry | str | None:
-    """Read a row. Return the reason if it is garbled, "" if it lacks a time, None if it is none."""
+    """Read a row. Return why it is garbled, "" for a missing time, or None for words."""
     told = {
         role: cells[place].strip() if place < len(cells) else ""
         for role, place in columns.places.items()
     }
-    op = _op_in(told.get("op", "")) or op_named(path.stem)
-    size, of_node, nodes, ranks = (
-        number(_OF_RANKS.sub("", told.get(role, "")))
+    named = "" if told.get("op", "").lower() in _MISSING else told["op"]
+    op = op_in(named) if named else op_named(path.stem)
+    counts = {
+        role: number(_OF_RANKS.sub("", told.get(role, "")))
         for role in ("size", "of_node", "nodes", "ranks")
-    )
-    size_bytes = round((size or 0) * (columns.bytes_each or 1.0))
-    of_node, nodes, ranks = (int(value or 0) for value in (of_node, nodes, ranks))
+    }
+    size_bytes = round(min((counts["size"] or 0) * (columns.bytes_each or 1.0), 2.0 * _MOST_BYTES))
+    of_node, nodes, ranks = (int(counts[role] or 0) for role in ("of_node", "nodes", "ranks"))
     ranks = ranks or nodes * of_node
     of_time = "time" if "time" in columns.places else columns.rate
-    time = _time_of(columns, number, told[of_time], op, size_bytes, ranks)
-    if size == 0 or (size is None and time is None):  # or a line of words, or an empty one
+    of_busbw = bus_factor(op, ranks) if op and ranks > 1 else 0.0
+    time = _time_of(
+        columns, number, told[of_time], size_bytes * (of_busbw if columns.rate == "busbw" else 1)
+    )
+    has_digits = any(re.search(r"\d", told.get(role, "")) for role in _NUMBERS)
+    if counts["size"] == 0 or not has_digits:  # or a line of words, or an empty one
         return None
+    if any(cell.strip() for cell in cells[len(columns.heading) :]):  # it may be shifted
+        return f"expected {len(columns.heading)} cells, got {len(cells)}"
     if told[of_time].lower() in _MISSING or (time is not None and math.isnan(time)):
         return ""
+    if named and not op:
+        return f"expected an operation, such as allreduce, got {shown(named)}"
+    has_unit = told["size"][-1:].isalpha()
+    if has_unit or columns.bytes_each not in (None, 1.0):
+        del counts["size"]  # may be a fraction
+    for role, count in counts.items():
+        if (count or 0) % 1:
+            return f"expected a whole number, got {columns.names[role]} {shown(told[role])}"
     of_ranks = ("ranks",) if "ranks" in columns.places else ("nodes", "of_node")
     for roles, value, most in (
         (("size",), size_bytes, _MOST_BYTES),
@@ -291,21 +309,22 @@ def _entry(
     ):
         if not 0 < value <= most:
             wanted = "a time with its unit" if columns.needs_unit else "a number above 0"
-            if roles == ("busbw",) and not op:
-                wanted = "an operation, without which this bandwidth tells no time"
+            if roles == ("busbw",) and (not op or ranks < 2):
+                wanted = "2 ranks or more" if op else "an operation"
+                wanted += ", without which this bandwidth tells no time"
             got = " and ".join(f"{columns.names[role]} {shown(told[role])}" for role in roles)
             return f"expected {wanted if of_time in roles else 'a number above 0'}, got {got}"
     if nodes > ranks:
         return f"expected a rank on each node, got {ranks:,} on {nodes:,} nodes"
-    beyond = [cell for cell in cells[len(columns.heading) :] if number(cell) is not None]
-    if beyond and _CUT_IN_THOUSANDS.search(",".join(cells)):
-        return f"expected {len(columns.heading)} cells, with quotes where a number has commas"
+    algbw, busbw = (
+        _rate_of(columns, number, role, told.get(role, "")) or 0.0 for role in ("algbw", "busbw")
+    )
     row = Row(
         bytes=size_bytes,
         dtype=told.get("dtype", "")[:40],
         time_us=time or 0.0,
-        algorithm_gb_s=(number(told.get("algbw", "")) or 0.0) if of_time == "time" else 0.0,
-        bus_gb_s=number(told.get("busbw", "")) or 0.0,
+        algorithm_gb_s=algbw if of_time == "time" else 0.0,
+        bus_gb_s=busbw,
         line=line,
     )
     return _Entry(
@@ -313,13 +332,21 @@ def _entry(
         row,
         told.get("system", ""),
         tuple(re.sub("[ _-]", "", told.get(role, "").lower()) for role in _APART),
-        told["size"][-1:].isalpha(),
+        has_unit,
     )
 
 
-def _time_of(
-    columns: _Columns, number: _Number, cell: str, op: str, size_bytes: int, ranks: int
-) -> float | None:
+def _rate_of(columns: _Columns, number: _Number, role: str, cell: str) -> float | None:
+    """Return the bandwidth in a cell in the unit of its column, or None; K, M, G are of sizes."""
+    unit, text = OF_RATE.search(cell), OF_RATE.sub("", cell).strip()
+    rate = None if text[-1:].isalpha() else number(text)
+    if rate is None or unit is None:
+        return rate
+    each, *others = gb_s_each(unit)
+    return None if others else rate * each / columns.rates_each.get(role, (1.0,))[0]
+
+
+def _time_of(columns: _Columns, number: _Number, cell: str, sent_bytes: float) -> float | None:
     """Return the time in a cell in the file's unit, or None; nan if it has too few digits.
 
     A time may have a unit of its own. Without a column of times, a bandwidth tells them: a busbw
@@ -331,17 +358,16 @@ def _time_of(
             is_bare = not (columns.needs_unit or cell[-1:].isalpha())  # K and M are of sizes
             return number(cell) if is_bare else None
         value = number(timed[1])
-        unit_us = _US.get(timed[2].lower(), 1.0)  # µs has two spellings
+        unit_us = US_OF.get(timed[2].lower(), 1.0)  # µs has two spellings
         return None if value is None else value * unit_us / (columns.us_each or 1.0)
-    rate = number(cell)
-    if rate is None:
+    rate, printed = _rate_of(columns, number, columns.rate, cell), number(OF_RATE.sub("", cell))
+    if rate is None or printed is None:
         return None
-    decimals = re.search(r"[.,](\d+)$", cell)
-    if 0.5 * 10.0 ** -(len(decimals[1]) if decimals else 0) > _ROUGH * rate:
+    decimals = re.search(r"[.,](\d+)\D*$", cell)
+    if rate < 1e-9 or 0.5 * 10.0 ** -(len(decimals[1]) if decimals else 0) > _ROUGH * printed:
         return math.nan
-    gb_s_each, *_ = columns.rates_each.get(columns.rate, (1.0,))
-    factor = bus_factor(op, ranks) if op and ranks > 1 else 0.0
-    return (1.0 if columns.rate == "algbw" else factor) * size_bytes * 1e-3 / (rate * gb_s_each)
+    each, *_ = columns.rates_each.get(columns.rate, (1.0,))
+    return sent_bytes * 1e-3 / (rate * each)
 
 
 def _tables(
@@ -357,19 +383,28 @@ def _tables(
         entry = _entry(path, columns, number, line, cells)
         if isinstance(entry, _Entry):
             read.append(entry)
+        elif not (other := _heading(columns.separator.join(cells)[:NEAR_BYTES])).lacks:
+            if other.heading != columns.heading:
+                raise UsageError(f"{path}, line {line:,}: another heading: expected one in a file")
         elif entry:
             garbled[line] = entry
         elif entry is not None:
             lacking.append(line)
     if not read:
-        why = "".join(f": {told}" for told in _left_out(garbled))
+        why = "".join(f": {told}" for told in left_out(garbled))
         raise DamagedInput(
             path, f"expected rows with a size, a time and ranks, and there is none{why}"
         )
-    place = _APART.index("in_place")
-    told = {entry.apart[place] for entry in read}
-    if told & {*_IN_PLACE} and told & {*_OUT_OF_PLACE} and told <= {*_IN_PLACE, *_OUT_OF_PLACE}:
-        read = [entry for entry in read if entry.apart[place] in _OUT_OF_PLACE]
+    place, whole = _APART.index("in_place"), len(read)
+    outside = {
+        (entry.table, entry.row.bytes) for entry in read if entry.apart[place] in _OUT_OF_PLACE
+    }
+    read = [
+        entry
+        for entry in read
+        if entry.apart[place] not in _IN_PLACE or (entry.table, entry.row.bytes) not in outside
+    ]
+    in_place = whole - len(read)
     _refuse_mixed(path, columns, read)
     us_each, gb_s_each = _units_of(path, columns, [entry.row for entry in read])
     found: dict[tuple[str, int, int, int], list[Row]] = {}
@@ -378,15 +413,19 @@ def _tables(
             garbled[entry.row.line] = reason
         else:
             found.setdefault(entry.table, []).append(entry.row)
-    kept = sum(map(len, found.values()))
     damage = row_problems(0, 0, (len(entries[_MOST_ROWS:]), _MOST_ROWS), [])
-    if len(garbled) >= kept:
-        damage = [*_left_out(garbled), *damage]
+    if len(garbled) >= in_place + sum(map(len, found.values())):
+        damage = [*left_out(garbled), *damage]
         garbled = {}
-    problems = [*damage, *_left_out(garbled)]
+    problems = [*damage, *left_out(garbled)]
     if lacking:
         lack = "row lacks" if len(lacking) == 1 else "rows lack"
-        problems.append(f"{len(lacking):,} {lack} a time, from line {lacking[0]:,}")
+        rate = "" if "time" in columns.places else columns.names[columns.rate]
+        lack += f" enough digits of {rate}" if rate else " a time"
+        problems.append(f"{len(lacking):,} {lack}, from line {lacking[0]:,}")
+    if in_place:
+        are = "row is" if in_place == 1 else "rows are"
+        problems.append(f"{in_place:,} in-place {are} left out beside rows out of place")
     if not found:
         raise DamagedInput(path, f"expected a row that is whole, and there is none: {problems[0]}")
     for (named, ranks, nodes, fullest), rows in found.items():
@@ -409,32 +448,14 @@ def _tables(
         )
 
 
-def _left_out(garbled: Mapping[int, str]) -> list[str]:
-    """Say which rows are left out, and why the first is."""
-    if not garbled:
-        return []
-    first, *others = sorted(garbled)
-    are = f"{len(garbled):,} rows are" if others else "1 row is"
-    named = [f"{line:,}" for line in others[:_MOST_NAMED]]
-    named += ["..."] if len(others) > _MOST_NAMED else []
-    more = f" (also lines {', '.join(named)})" if others else ""
-    return [f"{are} left out: line {first:,}: {garbled[first]}{more}"]
-
-
 def _contradiction(row: Row, us_each: float, gb_s_each: float) -> str:
     """Say whether a row's time cannot be, or is of another bandwidth than the row's own."""
     time_us, rate_gb_s = row.time_us * us_each, row.algorithm_gb_s * gb_s_each
     if not _SHORTEST_US <= time_us <= _LONGEST_US:
         return f"expected a time from 1 ns to an hour, got {time_us:.3g} us"
-    actual_gb_s = row.bytes * 1e-3 / time_us
-    if (
-        rate_gb_s
-        and not 1 / _FAR <= (actual_gb_s + _LAST_DIGIT) / (rate_gb_s + _LAST_DIGIT) <= _FAR
-    ):
-        return (
-            f"{row.bytes:,} bytes in {time_us:,.6g} us are {actual_gb_s:,.3g} GB/s, and its algbw "
-            f"is {rate_gb_s:,.3g}"
-        )
+    share = (row.bytes * 1e-3 / time_us + _LAST_DIGIT) / (rate_gb_s + _LAST_DIGIT)
+    if rate_gb_s and not 1 / _FAR <= share <= _FAR:
+        return another_rate(row.bytes, time_us, rate_gb_s)
     return ""
 
 
@@ -444,12 +465,20 @@ def _refuse_mixed(path: Path, columns: _Columns, read: Sequence[_Entry]) -> None
     if len(systems) > 1:
         some = ", ".join([*systems][:4])
         raise UsageError(f"{path}: its rows are of several systems ({some}): keep those of one")
-    ranks, nodes = ({entry.table[at] for entry in read} for at in (1, 2))
-    if len(ranks) == 1 and len(nodes) > 1 and "of_node" not in columns.places:
-        name = columns.names["ranks"]
+    of_nodes = sorted({(nodes, ranks) for _, ranks, nodes, _ in (entry.table for entry in read)})
+    most_ranks = {nodes: ranks for nodes, ranks in of_nodes if nodes}
+    name, few, many = (
+        columns.names.get("ranks", ""),
+        min(most_ranks, default=0),
+        max(most_ranks, default=0),
+    )
+    is_open = "of_node" not in columns.places and few < many
+    is_open &= "".join(_BETWEEN_WORDS.split(name)).lower() not in _RANKS_OF_ALL
+    if is_open and max(most_ranks.values()) == most_ranks[few]:
+        on_many = "" if most_ranks[many] == most_ranks[few] else f"{most_ranks[many]:,} "
         raise UsageError(
-            f"{path}: {name} is {min(ranks):,} on {min(nodes):,} and on {max(nodes):,} nodes: name "
-            "the column gpus_per_node if it counts those of a node, or keep one number of nodes"
+            f"{path}: {name} is {most_ranks[few]:,} on {few:,} and {on_many}on {many:,} nodes: "
+            "name the column gpus_per_node if it counts those of a node, else total_gpus"
         )
     of_sizes: dict[tuple[object, ...], list[tuple[str, ...]]] = {}
     for entry in read:
@@ -491,7 +520,7 @@ def _units_of(path: Path, columns: _Columns, rows: Sequence[Row]) -> tuple[float
     if not shares and columns.us_each is not None:
         return columns.us_each, 1.0
     usual = median(shares) if shares else 0.0
-    units = sorted({*_US.values()}) if columns.us_each is None else [columns.us_each]
+    units = sorted({*US_OF.values()}) if columns.us_each is None else [columns.us_each]
     rates_each = columns.rates_each.get("algbw", (1.0,))
     for unit_us, rate in itertools.product(units, rates_each):
         if abs(math.log(usual / unit_us / rate or 1e-300)) < _NEAR:
@@ -516,6 +545,8 @@ def _numbers(path: Path, columns: _Columns, entries: Sequence[tuple[int, list[st
     places = {role: columns.places.get(role) for role in _NUMBERS}
     texts = {role: [*_column(entries, place)] for role, place in places.items()}
     texts["time"] = [_TIMED.sub(r"\1", text) for text in texts["time"]]
+    for role in ("algbw", "busbw"):
+        texts[role] = [OF_RATE.sub("", text).strip() for text in texts[role]]
     every = [text for role in _NUMBERS for text in texts[role] if _AS_NUMBER.fullmatch(text)]
     decimals = [
         text

@@ -101,14 +101,15 @@ _REPORT = re.compile(rb'\s{0,40}\{\s{0,40}"version"\s?:\s?\d{1,4},\s{0,40}"start
 _INFINITE = re.compile(rb":\s?-?inf\b")  # a bandwidth without a time, which is no JSON
 _MOST_SEPARATED_BYTES = 64 * 2**20
 _WRONG = re.compile(r"# Out of bounds values : (\d{1,18}) FAILED")
-# Of the test itself, and of Slurm, OpenMPI, MPICH and a shell when they end it.
-_FAILED = re.compile(
-    r"\bTest (?:NCCL |CUDA )?(?:failure|timeout)\b"
-    r"|\b(?:slurmstepd|srun|mpirun|mpiexec|prterun|orterun): (?:error:|Job \d|killing job|abort)"
+_FAILED = re.compile(r"\bTest (?:NCCL |CUDA )?(?:failure|timeout)\b")
+# Slurm, OpenMPI, MPICH and a shell write this when they end a test, and the first at other times.
+_ENDED = re.compile(
+    r"(?:\b|\^C)(?:slurmstepd|srun|mpirun|mpiexec|prterun|orterun): "
+    r"(?:error:|Job step aborted|killing job|abort)"
     r"|\bDUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)\b"
     r"|\b(?:mpirun|prterun) (?:noticed|detected)\b"
     r"|\bBAD TERMINATION OF ONE OF YOUR APPLICATION\b|\bPrimary job +terminated\b"
-    r"|^(?:Killed|Terminated)\s*$"
+    r"|(?:^|: line \d+: +\d+ )(?:Killed|Terminated)(?:\s|$)"
 )
 _DTYPES = {"float": "float32", "half": "float16"}
 _OP_COLUMNS = ("collective", "name", "op", "operation", "primitive")
@@ -176,6 +177,7 @@ class _Reading:
         self._averages_gb_s = list[float]()  # as printed: one, or one of each test in the file
         self._has_marks = False  # has lines that begin with #; the last such line is the average
         self._failed_line = 0  # of a message that the test failed
+        self._ended_line = 0  # of one that it was ended, until a row or the average comes
         self._wrong = 0  # wrong values that the test's validation found
         self._tells_wrong, self._wrong_in_rows = False, 0.0  # some versions count them in each row
         self._widths = list[int]()  # words of each row
@@ -214,17 +216,15 @@ class _Reading:
                 self._groups[int(rank[1])] = int(rank[2] or 0), rank[3]
             if (average := _AVERAGE.match(text)) is not None:
                 self._averages_gb_s.append(float(average[1]))
-            self._has_end = self._has_end or "Avg bus bandwidth" in text
+            if "Avg bus bandwidth" in text:
+                self._has_end, self._ended_line = True, 0
+                self._failed_line *= self._failed_line < self._line  # else no size is missing
             if (wrong := _WRONG.match(text)) is not None:
                 self._wrong = int(wrong[1])
             return
-        if self.has_rows and not self._has_end and _FAILED.search(text) is not None:
-            # It repeats in the lines after. Another row tells that the test was started again.
-            self._failed_line = line if self._line > self._failed_line else self._failed_line
-            if len(self._row) < max(self._widths, default=0):  # it was about to be measured
-                self._row = []
-            return
-        words = text.split()
+        is_running = self.has_rows and not self._has_end
+        message = (_FAILED.search(text) or _ENDED.search(text)) if is_running else None
+        words = text[: message.start() if message else None].split()
         begins_row = (
             len(words) >= 3
             and all(word.isascii() and word.isdigit() and len(word) <= 16 for word in words[:2])
@@ -232,11 +232,14 @@ class _Reading:
         )
         if begins_row and not self._columns:
             self._columns = _columns_of(words)
-        if self._columns and begins_row:
+        if message and not (begins_row and len(words) >= max([len(self._row), *self._widths])):
+            pass  # a row before it was about to be measured
+        elif self._columns and begins_row:
             self._reduces |= words[3:4] != [] and words[3] in _REDUCTIONS
             if "root" in self._columns:
                 root = words[3 + _has_redop(words, self._columns) :][:1]
                 self._has_root |= root != [] and root[0].isdigit()
+            self._ended_line = 0
             self._end_row()
             self._row, self._line = words, line
         elif (
@@ -244,9 +247,14 @@ class _Reading:
             and len(self._row) < len(self._columns) + 8
             and all(word == "N/A" or number(word) is not None for word in words)
         ):
-            self._row += words
+            self._row, self._ended_line = self._row + words, 0
         elif self._columns and (self._is_like_a_row(words) or is_size_and_count(words)):
             self._broken, self._broken_line = self._broken + 1, self._broken_line or line
+        # Messages repeat. Another row tells that the test was started again.
+        if message and message.re is _ENDED:
+            self._ended_line = self._ended_line or line
+        elif message and self._line > self._failed_line:
+            self._failed_line = line
 
     def _is_like_a_row(self, words: list[str]) -> bool:
         """Say whether a line that is no row was one: most of as many words are numbers."""
@@ -257,8 +265,9 @@ class _Reading:
 
     def _end_row(self) -> None:
         """Keep the row that was read if it is whole."""
-        if not self._row:
-            return
+        was_cut = len(self._row) < max(self._widths, default=0)
+        if not self._row or (was_cut and max(self._failed_line, self._ended_line) > self._line):
+            return  # or it was about to be measured
         row = _row_of(self._row, self._columns, self._line)
         if row is None:
             self._broken, self._broken_line = self._broken + 1, self._broken_line or self._line
@@ -297,24 +306,21 @@ class _Reading:
             if is_told:
                 op = op_told(widest, listed, self._reduces, self._has_root)
             told = ranks_told(op, widest)
-            problems = row_problems(
-                max(self._wrong, int(self._wrong_in_rows)),
-                self._broken,
-                (self._beyond, _MOST_ROWS),
-                self._off,
-                self._broken_line,
-            )
+            wrong, beyond = max(self._wrong, int(self._wrong_in_rows)), (self._beyond, _MOST_ROWS)
+            problems = row_problems(wrong, self._broken, beyond, self._off, self._broken_line)
             problems += off_ratio(op, self._rows, listed)
             problems += self.launch.off_ranks(op, len(self._groups))
             if self._groups and len(self._groups) <= (last := max(self._groups)):
                 problems.append(f"{len(self._groups):,} ranks are listed, the last is rank {last}")
-            if self._has_marks and not self._has_end and not self._failed_line:
+            failed = max(self._ended_line, self._failed_line)
+            is_last = failed >= self._line  # and no row was measured after it
+            if self._has_marks and not self._has_end and not is_last:
                 problems.append("it ends before its average, so sizes may be missing")
             is_damaged = bool(problems)
             # The rows that are left are good: their reader may have taken others away.
             problems = problems or off_average(self._averages_gb_s, self._rows)
-            if (failed := self._failed_line) > 0:
-                after = ": later sizes are missing" if self._rows[-1].line < failed else ""
+            if failed:
+                after = ": later sizes are missing" if is_last else ""
                 problems.append(f"its test failed or was ended in line {failed:,}{after}")
             if is_told and op:
                 problems.append(f"its operation is not named: by its bandwidths {op}")
