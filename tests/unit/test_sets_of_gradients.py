@@ -1,4 +1,4 @@
-"""What the recorder asks of parameters around each pass, and what it counts from the answers."""
+"""How the recorder looks at parameters around each pass, and which sets of gradients it counts."""
 
 from __future__ import annotations
 
