@@ -105,7 +105,7 @@ MEANINGS: Mapping[str, str] = {
     "baseline_is_estimated": "Whether baseline_step_s comes from this run, without another one.",
     "baseline_interval.low_s": "The lower end of its 95 % interval.",
     "baseline_interval.high_s": "The upper end of its 95 % interval.",
-    "explain.passes": "Passes whose gradients a step adds up; null where the run does not tell.",
+    "explain.passes": "Passes of a step; null where the run does not tell.",
     "pass_samples": "Samples of one worker in one pass; null where the run does not tell.",
     "compute_inflation_s": "How much longer ranks compute than one worker alone.",
     "ranks.rank": "The number of the rank.",

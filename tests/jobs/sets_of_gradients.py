@@ -112,6 +112,62 @@ def two_optimizers() -> Step:
     return step
 
 
+class Tasks(nn.Module):  # type: ignore[misc]  # torch may be absent when we check
+    """Two tasks with layers of their own around those that both share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+        self.shared = net()
+        self.after = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+    def forward(self, data: torch.Tensor, task: int) -> Any:
+        return self.after[task](self.shared(self.before[task](data)))
+
+
+def two_tasks() -> Step:
+    model = DDP(Tasks(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        for task in range(2):
+            model(noise(), task).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def embedded() -> Step:
+    model = DDP(nn.Sequential(nn.Embedding(16, 8, max_norm=1.0), nn.Linear(8, 8)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        for _ in range(3):
+            model(torch.randint(0, 16, (SAMPLES,))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def beside_one_without_counts() -> Step:
+    """Give one parameter a gradient that counts no changes."""
+    model, other = net(), nn.Parameter(torch.zeros(3))
+    optimizers = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD([other], 0.1)
+
+    def step() -> None:
+        loss(model).backward()
+        with torch.inference_mode():
+            other.grad = torch.zeros(3)
+        loss(model).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
 def adversarial() -> Step:
     critic, maker = DDP(net()), DDP(net())
     of_critic, of_maker = (torch.optim.Adam(each.parameters()) for each in (critic, maker))
@@ -265,6 +321,9 @@ WAYS: dict[str, Callable[[], Step]] = {
     "accumulated, sent once": lambda: accumulated(4, is_sent_once=True),
     "accumulated, scaled": scaled,
     "accumulated, two optimizers": two_optimizers,
+    "accumulated, two tasks": two_tasks,
+    "accumulated, embedded": embedded,
+    "accumulated, beside one without counts": beside_one_without_counts,
     "adversarial": adversarial,
     "adversarial, in one": adversarial_in_one,
     "two models": two_models,

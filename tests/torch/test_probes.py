@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from fullwire.recorder.inside.journal import Note
 from fullwire.recorder.inside.probes import FIRST, THEN_EVERY, Probes
 from fullwire.recorder.record import record
 from fullwire.run.run import Run
@@ -92,7 +93,82 @@ def test_whoever_asks_in_a_backward_pass_until_a_sum_has_ended_sees_it_end(
 
 
 @needs_torch
-def test_sums_keep_their_order_while_another_thread_asks_for_the_first() -> None:
+@pytest.mark.parametrize("asked", [None, "1", "2"])
+def test_a_thread_that_asks_changes_neither_the_order_of_sums_nor_their_time(
+    asked: str | None,
+) -> None:
+    """A hook may send a second sum after each first one. All ranks need the same order."""
+    torch = pytest.importorskip("torch")
+    sent: list[str] = []
+    told: list[int] = []
+
+    def collective(group: str, tensors: list[Any]) -> Any:
+        sent.append(group)
+        return SimpleNamespace(wait=lambda: True, is_completed=lambda: True)
+
+    journal = SimpleNamespace(is_open=True, note=lambda kind, *_: told.append(kind))
+    probes = Probes(cast(Any, journal))
+    probes.is_on = True
+    all_reduce = probes.around(collective, "allreduce")
+
+    def ready(gradient: Any) -> None:
+        for first in "123":
+            work = all_reduce(first, [gradient])
+            work.get_future().then(lambda _, first=first: all_reduce(first + "b", [gradient]))
+            if first == asked:
+                for ask in (work.is_completed, work.is_success):
+                    asking = threading.Thread(target=ask)
+                    asking.start()
+                    asking.join()
+        assert not sent
+
+    parameter = torch.zeros(1, requires_grad=True)
+    parameter.register_hook(ready)
+    parameter.sum().backward()
+    assert sent == ["1", "2", "3", "1b", "2b", "3b"]
+    probes.step_ended(probes, (), {})
+    assert told == [Note.PROBE]
+
+
+@needs_torch
+def test_a_step_in_which_another_thread_waits_is_no_probe() -> None:
+    torch = pytest.importorskip("torch")
+    sent: list[str] = []
+    told: list[int] = []
+
+    def collective(group: str, tensors: list[Any]) -> Any:
+        sent.append(group)
+        return SimpleNamespace(wait=lambda: True)
+
+    journal = SimpleNamespace(is_open=True, note=lambda kind, *_: told.append(kind))
+    probes = Probes(cast(Any, journal))
+    probes.is_on = True
+    all_reduce = probes.around(collective, "allreduce")
+    is_waited_for = True
+
+    def ready(gradient: Any) -> None:
+        first = all_reduce("first", [gradient])
+        if is_waited_for:
+            waiting = threading.Thread(target=first.wait)
+            waiting.start()
+            waiting.join()
+            assert sent == ["first"]
+            all_reduce("second", [gradient])
+            assert sent == ["first", "second"]
+
+    parameter = torch.zeros(1, requires_grad=True)
+    parameter.register_hook(ready)
+    parameter.sum().backward()
+    probes.step_ended(probes, (), {})
+    assert not told
+    probes.is_on, is_waited_for = True, False
+    parameter.sum().backward()
+    probes.step_ended(probes, (), {})
+    assert told == [Note.PROBE]
+
+
+@needs_torch
+def test_sums_keep_their_order_while_another_thread_waits_for_the_first() -> None:
     torch = pytest.importorskip("torch")
     sent: list[str] = []
     begun = threading.Event()
@@ -110,7 +186,7 @@ def test_sums_keep_their_order_while_another_thread_asks_for_the_first() -> None
 
     def ready(gradient: Any) -> None:
         first = all_reduce("first", [gradient])
-        asking = threading.Thread(target=first.is_completed)
+        asking = threading.Thread(target=first.wait)
         asking.start()
         assert begun.wait(10)
         all_reduce("second", [gradient])

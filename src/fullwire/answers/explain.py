@@ -159,7 +159,7 @@ class Explanation(Result):
     is_of_all_steps: bool  # The verdict and the fixes: few steps hold the largest loss.
     account: Mapping[str, float]  # Seconds per step, adding up to step_s.
     compute_inflation_s: float | None
-    passes: float | None  # Whose gradients a step adds up; None where they are unknown.
+    passes: float | None  # Of a step; None where they are unknown.
     ranks: tuple[RankBreakdown, ...]
     evidence: tuple[Evidence, ...]
     break_even: BreakEven | None

@@ -59,8 +59,9 @@ class StepMakesSetsOfGradients(Finding):
     """The passes of a step are of several models, or of a closure that clears gradients."""
 
     template = (
-        "A step has {passes:.3g} passes{is_mean:? in the mean}, and not all of their gradients add "
-        "up: some are cleared or used before the next pass."
+        "A step has {passes:.3g} passes{is_mean:? in the mean}, and not all of their gradients "
+        "seem to add up: some are of other parameters, or are cleared, changed or used before the "
+        "next pass."
     )
 
     passes: float

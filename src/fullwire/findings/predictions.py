@@ -13,6 +13,7 @@ from fullwire.compression.codec import named_in
 from fullwire.findings.finding import Finding
 from fullwire.findings.kinds_of_steps import too_few_of_a_kind
 from fullwire.findings.sureness import (
+    PassesMayNotShareASum,
     StepCountsAsPass,
     about_contention,
     about_links,
@@ -556,7 +557,10 @@ def _of_run(
     yield from too_few_of_a_kind(kinds_of(run).unlike, name)
     is_modelled = run.provenance.basis == "modelled"  # with one pass in a step
     if not is_modelled and (passes := passes_of_step(run) or 1) > 1:
-        yield StepCountsAsPass(run=name, passes=passes, add_up=passes_add_up(run))
+        add_up = passes_add_up(run)
+        yield StepCountsAsPass(run=name, passes=passes, add_up=add_up)
+        if not add_up and max(grid.accumulate) > 1:
+            yield PassesMayNotShareASum(run=name, passes=passes)
     delays = [seconds for _, seconds in run.facts.run_delay_s or ()]
     is_shared = delays and subject.step.is_estimated and sums_on_processors(run)
     delay_s = float(np.median(delays)) if is_shared else 0.0

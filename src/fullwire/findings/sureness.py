@@ -361,9 +361,22 @@ class StepCountsAsPass(Finding):
 
     template = (
         "{run}: a recorded step {add_up:adds up|has} {passes:.4g} passes, and times here are those "
-        "of such a step. --accumulate says how many times these passes are in one sum."
+        "of such a step.{add_up:? --accumulate says how many times these passes are in one sum.}"
     )
 
     run: str
     passes: float
     add_up: bool
+
+
+class PassesMayNotShareASum(Finding):
+    """Predictions send the gradients of several passes once, and they may not add up."""
+
+    is_assumption = True
+    template = (
+        "{run}: not all gradients of its {passes:.4g} passes a step seem to add up. The job may be "
+        "unable to send those of more passes in one sum, as predicted with --accumulate."
+    )
+
+    run: str
+    passes: float

@@ -106,7 +106,7 @@ class Synchronisation(FixKind):
         if passes_that_each_sum(run):
             return  # One sum a step comes first, and the batch stays as it is.
         if not passes_add_up(run):
-            return  # Several models or a closure: no number of passes can share a sum.
+            return  # Of several models or a closure: passes in a row may be unable to share a sum.
         kind: type[FewerSums]
         if run.facts.buckets is not None:
             kind, setting = FewerSumsOfDdp, _BY_DDP

@@ -40,7 +40,7 @@ KINDS = (*_NOISE, Note.SAMPLES, Note.FORWARD, Note.BACKWARD)
 # So small a share of steps that took nothing, as where a thread reads, leaves the mean as it is.
 _FEW_WITHOUT = 0.1
 _ALIKE = 0.1  # of the samples of a step: rows that differ less from them are samples
-_MOST_STEPS = 0.9  # of several passes: few others, such as the first, are exceptions
+_MOST_STEPS = 0.9  # of several passes: a few, such as the first, may make more sets
 _EVER = 2**63 - 1
 _PARTS = 4  # of a run, in each of which a steady program takes about as much
 
@@ -213,7 +213,10 @@ def _by_step(notes: Whole, steps: Steps, *, of_numbers: bool = False) -> Whole:
 
 
 def _sets_of_gradients(backward: Whole, steps: Steps) -> list[int]:
-    """Return how many sets of gradients most steps of several passes make, if this shows."""
+    """Return the most sets of gradients of a step with several passes, if any shows them.
+
+    A tenth of these steps may make more.
+    """
     backward = backward[np.argsort(backward[:, 1], kind="stable")]
     step = steps.of(backward[:, 1])
     is_inside = step != OUTSIDE

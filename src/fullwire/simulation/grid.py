@@ -251,7 +251,7 @@ class Subject:
     has_parameters: bool = True  # else each of its gradients is a whole bucket of them
     round_s: float = 0.0  # what a rank does once in a round of local steps, beyond its steps
     recorded_rounds: float = 0.0  # in a step, whose recorded time has their part of that
-    passes: float = 1.0  # whose gradients a recorded step adds up; a mean where steps differ
+    passes: float = 1.0  # of a recorded step; a mean where steps differ
     # Where steps are of several kinds: each kind as a subject, whose mean step is `step`.
     kinds: tuple[tuple[Kind, Subject], ...] = ()
 

@@ -101,9 +101,9 @@ def watch_collectives(journal: Journal, clock: Clock, probes: Probes | None) -> 
     dist._register_comm_hook = register_comm_hook
     future = torch._C.Future
     wait = codec.apart(future.wait)
-    future.wait = wait if probes is None else probes.asking(wait)
+    future.wait = wait if probes is None else probes.asking(wait, waits=True)
     if probes is not None:
-        future.done = probes.asking(future.done)
+        future.done = probes.asking(future.done, waits=False)
     for name in ("then", "add_done_callback"):
         setattr(future, name, left_for_later(getattr(future, name), codec))
     VisibleGroup.allreduce = collectives.of_buckets(torchs_own)

@@ -2,25 +2,34 @@
 
 Bytes are those of the gradient that a rank makes. The rank may keep a part of it.
 
-Passes that accumulate leave their parameters and gradients alone in between. All others change one
-of the two, or have no parameter in common: GANs and critics use a model's gradients, and go on with
-those of another model. Closures, as of LBFGS, and sharpness-aware optimizers clear gradients and
-move parameters within one step. Torch counts the changes of a tensor in place. These counts and the
-identity of a gradient, of two parameters for each model or optimizer, tell the two apart.
+Passes that accumulate mostly leave their parameters and gradients alone in between. Most others
+change one of the two, or have no parameter in common: GANs and critics use a model's gradients, and
+go on with those of another model. Closures, as of LBFGS, and sharpness-aware optimizers clear
+gradients and move parameters within one step. Torch counts the changes of a tensor in place. These
+counts and the identity of a gradient tell the two apart, of a few parameters for each model or
+optimizer. Some scripts accumulate in memory of their own, or clip the gradients after each pass.
+Their passes look like those of a closure.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
+from .journal import Journal
+
 UNKNOWN, BEGINS, ADDS = 0, 1, 2  # a pass makes a new set of gradients or adds to the latest
 
 _REMAKES = "_fsdp_flattened"  # set by FSDP1, which makes gradients anew in each pass that adds
+# Looked at: of a model or an optimizer, and of all of them. A program may make many, as for each
+# parameter, each image or each task.
+_OF_EACH, _MOST = 5, 32
 
-_State: TypeAlias = tuple[int, int, int]  # changes of a parameter, its gradient, changes of that
+# The changes of a parameter; its gradient, with the changes of that.
+_State: TypeAlias = tuple[int, tuple[int, int]]
 
 
 def gradient_bytes(parameters: Sequence[Any]) -> list[int]:
@@ -62,22 +71,28 @@ def _gathered_elements() -> dict[int, int]:
 class Adding:
     """Looks at a few parameters before and after each pass."""
 
-    def __init__(self) -> None:
-        self._looked_at: list[weakref.ref[Any]] = []
-        self._before: list[_State | None] = []
-        self._left: dict[int, _State] = {}  # by place: as the passes of the latest set left it
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._count = itertools.count()
+        self._looked_at: dict[int, weakref.ref[Any]] = {}  # by number, the newest last
+        self._before: dict[int, _State] = {}
+        self._left: dict[int, _State] = {}  # as the passes of the latest set left them
 
     def watch(self, parameters: Iterable[Any]) -> None:
-        """Look at the first and the last parameter of a model, or of an optimizer."""
+        """Look at a few parameters of a model, or of an optimizer, from the first to the last."""
         trained = [
             each
             for each in parameters
             if each.requires_grad and each.is_leaf and not getattr(each, _REMAKES, False)
         ]
-        known = {id(held()) for held in self._looked_at}
-        self._looked_at += [
-            weakref.ref(each) for each in {*trained[:1], *trained[-1:]} if id(each) not in known
-        ]
+        last = len(trained) - 1
+        spread = {round(last * place / (_OF_EACH - 1)) for place in range(_OF_EACH)}
+        known = {id(kept()) for kept in self._looked_at.values()}
+        for place in sorted(spread) if trained else ():
+            if id(trained[place]) not in known:
+                self._looked_at[next(self._count)] = weakref.ref(trained[place])
+        for number in [*self._looked_at][:-_MOST]:
+            del self._looked_at[number]
 
     def pass_begins(self) -> None:
         """Remember how parameters and gradients are before a pass."""
@@ -86,31 +101,32 @@ class Adding:
     def pass_ended(self) -> int:
         """Say what the pass did that has ended."""
         before, after = self._before, self._states()
-        # A parameter that is looked at only since the pass began comes last.
         made = {
-            place: state
-            for place, (earlier, state) in enumerate(zip(before, after, strict=False))
-            if state is not None and state != earlier
+            number: state
+            for number, state in after.items()
+            if number in before and state != before[number]
         }
         if not made:
             return UNKNOWN
         again = made.keys() & self._left.keys()
-        adds = bool(again) and all(before[place] == self._left[place] for place in again)
+        # A forward pass may change some parameters itself, as that of an embedding with a largest
+        # norm does. An optimizer changes all.
+        stays = any(before[number][0] == self._left[number][0] for number in again)
+        adds = stays and all(before[number][1] == self._left[number][1] for number in again)
         self._left = {**self._left, **made} if adds else made
         return ADDS if adds else BEGINS
 
-    def _states(self) -> list[_State | None]:
-        try:
-            return [_state(held()) for held in self._looked_at]
-        except Exception:  # some tensors count no changes; the job goes on
-            self._looked_at.clear()
-            return []
-
-
-def _state(parameter: Any) -> _State | None:
-    if parameter is None:  # it went with its model
-        return None
-    gradient = parameter.grad
-    if gradient is None:
-        return parameter._version, 0, 0
-    return parameter._version, id(gradient), gradient._version
+    def _states(self) -> dict[int, _State]:
+        """Look at all parameters that are still there; the journal counts the time."""
+        started = self._journal.starts_work()
+        states = {}
+        for number, kept in [*self._looked_at.items()]:
+            parameter: Any = kept()
+            try:
+                gradient = parameter.grad
+                of_gradient = (0, 0) if gradient is None else (id(gradient), gradient._version)
+                states[number] = parameter._version, of_gradient
+            except Exception:  # it went with its model, or counts no changes; the job goes on
+                self._looked_at.pop(number, None)
+        self._journal.ends_work(started)
+        return states

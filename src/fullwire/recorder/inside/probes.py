@@ -8,6 +8,10 @@ An all-reduce is held back and issued at the end of the backward pass, before DD
 engine of autograd calls its callbacks in the order of their registration, and DDP registers its own
 when its last bucket is ready. Other transfers of shards are waited for at their issue. Any other
 collective first issues those held back, so the order is the same in every step, on every rank.
+
+A backward pass may ask for a sum until it has ended, and a held-back one would never end. So its
+question issues them too. To any other thread a held-back sum has not ended yet. A wait of such a
+thread issues them beside the pass, and the step is then no probe.
 """
 
 from __future__ import annotations
@@ -46,10 +50,11 @@ class Probes:
         # In these collectives this thread ran for so long, and waited so long for a processor.
         self._ran_ns = self._waited_ns = 0
         self._may_hold = True
-        # Other threads of the program may ask or send meanwhile. The order of sums stays that of
+        # Other threads of the program may wait or send meanwhile. The order of sums stays that of
         # their calls.
         self._in_order = threading.RLock()
         self._releasing: set[int] = set()  # threads
+        self._is_spoiled = False  # this step, by a sum beside its backward pass
         self.is_on = False
 
     def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -63,9 +68,9 @@ class Probes:
             self._others.add(number)
             return
         self._others.clear()
-        if self._apart:
+        if self._apart and not self._is_spoiled:
             self._journal.note(Note.PROBE, self._ran_ns, time.monotonic_ns(), self._waited_ns)
-        self._steps, self._apart = self._steps + 1, 0
+        self._steps, self._apart, self._is_spoiled = self._steps + 1, 0, False
         self._ran_ns = self._waited_ns = 0
         is_probe = self._steps in FIRST
         is_probe |= self._steps <= UP_TO and self._steps % THEN_EVERY == 0
@@ -85,13 +90,13 @@ class Probes:
                 return collective(group, *args, **kwargs)
             if op == "allreduce":
                 with self._in_order:
-                    if self._is_backward():
+                    if not self._is_spoiled and self._is_backward():
                         issue = functools.partial(collective, group, *args, **kwargs)
                         held = _Held(self, issue, args)
                         self._held.append(held)
                         self._apart += 1
                         return held
-            self.release()
+            self.release_for(waits=True)
             with self._beside_computing():
                 work = collective(group, *args, **kwargs)
                 if op in _WAITED_FOR and work is not None:
@@ -145,13 +150,20 @@ class Probes:
                 self._ran_ns += ran_ns - before_ns[0]
                 self._waited_ns += waited_ns - before_ns[1]
 
-    def asking(self, ask: Callable[..., Any]) -> Callable[..., Any]:
+    def release_for(self, *, waits: bool) -> None:
+        """Issue the held-back all-reduces for a caller that needs one to end."""
+        is_beside = torch._C._current_graph_task_id() < 0  # a thread without a backward pass
+        if waits or not is_beside:
+            self._is_spoiled |= is_beside and bool(self._held)
+            self.release()
+
+    def asking(self, ask: Callable[..., Any], *, waits: bool) -> Callable[..., Any]:
         """Wrap a question to a future, or a wait: it may belong to a held-back all-reduce."""
 
         @functools.wraps(ask)
         def released(*args: Any, **kwargs: Any) -> Any:
             if self._held:
-                self.release()
+                self.release_for(waits=waits)
             return ask(*args, **kwargs)
 
         return released
@@ -188,7 +200,8 @@ class _Held(dist.Work):  # type: ignore[misc]  # torch may be absent when we che
 
     def wait(self, *timeout: Any) -> bool:
         """Return when the result is there; a waiting caller ends the holding back."""
-        self._probes.release()
+        if self._work is None:
+            self._probes.release_for(waits=True)
         return bool(self._work.wait(*timeout))
 
     def get_future(self) -> Any:
@@ -203,13 +216,16 @@ class _Held(dist.Work):  # type: ignore[misc]  # torch may be absent when we che
         return self._tensors
 
     def is_completed(self) -> bool:
-        """Say whether it has ended; a caller that asks until it has must see it end."""
-        self._probes.release()
+        """Say whether it has ended.
+
+        In its own backward pass this takes until it has. A caller may ask again and again.
+        """
+        self._probes.release_for(waits=False)
         return self._work is not None and bool(self._work.is_completed())
 
     def is_success(self) -> bool:
-        """Say whether it has ended well."""
-        self._probes.release()
+        """Say whether it has ended well, which takes as long as `is_completed`."""
+        self._probes.release_for(waits=False)
         return self._work is not None and bool(self._work.is_success())
 
     def exception(self) -> Any:

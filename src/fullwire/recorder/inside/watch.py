@@ -396,7 +396,7 @@ class Gradients:
         self._by_reducer: weakref.WeakKeyDictionary[Any, _Account] = weakref.WeakKeyDictionary()
         self._by_optimizer = _ByObject()  # accounts, with their passes at its last step
         self.due: set[_Account] = set()  # accounts whose pass has begun
-        self.adding = Adding()
+        self.adding = Adding(journal)
         self.is_in_pass = False
         self.backwards = 0  # passes through torch.autograd.backward
 
