@@ -67,3 +67,31 @@ def test_two_passes_that_are_used_by_themselves_get_no_advice_to_add_up(tmp_path
     assert "A step has 2 passes, and not all of their gradients seem to add up" in said
     found = fw.explain(run, bandwidth="1Mbps")
     assert not {"accumulation", "synchronisation"} & {fix.kind for fix in found.fixes}
+
+
+def test_where_each_pass_has_a_step_nobody_looks_until_a_step_has_two() -> None:
+    import torch
+
+    from fullwire.recorder.inside.gradients import ADDS, BEGINS, UNKNOWN, Adding
+    from fullwire.recorder.inside.journal import Journal
+
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    adding = Adding(Journal(""))
+    adding.watch(model.parameters())
+
+    def step(passes: int) -> list[int]:
+        optimizer.zero_grad()
+        found = []
+        for _ in range(passes):
+            adding.pass_begins()
+            model(torch.ones(2)).sum().backward()
+            found.append(adding.pass_ended())
+        optimizer.step()
+        adding.step_ended(0)
+        return found
+
+    assert [step(1) for _ in range(5)] == [*3 * [[BEGINS]], *2 * [[UNKNOWN]]]
+    step(2)  # which shows that there are such steps
+    assert step(2) == [BEGINS, ADDS]
+    assert [step(1) for _ in range(4)] == [*3 * [[BEGINS]], [UNKNOWN]]

@@ -27,6 +27,7 @@ _REMAKES = "_fsdp_flattened"  # set by FSDP1, which makes gradients anew in each
 # Looked at: of a model or an optimizer, and of all of them. A program may make many, as for each
 # parameter, each image or each task.
 _OF_EACH, _MOST = 5, 32
+_PLAIN = 3  # steps of one pass in a row: then looking would tell nothing, and costs 50 us a step
 
 # The changes of a parameter; its gradient, with the changes of that.
 _State: TypeAlias = tuple[int, tuple[int, int]]
@@ -69,7 +70,7 @@ def _gathered_elements() -> dict[int, int]:
 
 
 class Adding:
-    """Looks at a few parameters before and after each pass."""
+    """Looks at a few parameters before and after each pass, unless each pass has a step."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -77,6 +78,8 @@ class Adding:
         self._looked_at: dict[int, weakref.ref[Any]] = {}  # by number, the newest last
         self._before: dict[int, _State] = {}
         self._left: dict[int, _State] = {}  # as the passes of the latest set left them
+        self._passes = self._plain = 0  # since the last step; plain steps in a row
+        self._stepped = -1  # the number of the optimizer that stepped last
 
     def watch(self, parameters: Iterable[Any]) -> None:
         """Look at a few parameters of a model, or of an optimizer, from the first to the last."""
@@ -94,13 +97,25 @@ class Adding:
         for number in [*self._looked_at][:-_MOST]:
             del self._looked_at[number]
 
+    def step_ended(self, optimizer: int) -> None:
+        """Count the steps in a row of one optimizer that have one pass each."""
+        is_plain = self._passes == 1 and self._stepped in (optimizer, -1)
+        self._plain = self._plain + 1 if is_plain else 0
+        self._stepped, self._passes = optimizer, 0
+
     def pass_begins(self) -> None:
         """Remember how parameters and gradients are before a pass."""
-        self._before = self._states()
+        if self._passes:
+            self._plain = 0
+        self._passes += 1
+        if self._plain < _PLAIN:
+            self._before = self._states()
+        else:
+            self._before, self._left = {}, {}
 
     def pass_ended(self) -> int:
         """Say what the pass did that has ended."""
-        before, after = self._before, self._states()
+        before, after = self._before, self._states() if self._before else {}
         made = {
             number: state
             for number, state in after.items()

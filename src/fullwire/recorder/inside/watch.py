@@ -150,6 +150,7 @@ def _watch_steps(
         ended, started = clock.moment(), journal.starts_work()
         number = numbers.get(optimizer)
         clock.note(Note.OPTIMIZER, number, began[number], ended)
+        gradients.adding.step_ended(number)
         if clock.knows_devices:
             clock.collect()
         processors.note_delay()
