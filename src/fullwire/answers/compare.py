@@ -358,17 +358,14 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
                 sides, [sorted(names) if names - {"warnings"} else [] for names in differing]
             ),
             *([OneOnBothSides()] if are_one else []),
-            *_too_few_of_a_kind(sides),
+            *(
+                finding
+                for run in itertools.chain(*sides)
+                for finding in too_few_of_a_kind(kinds_of(run).unlike, run.place)
+            ),
             *about_means(lengths_s, ratio),
         ),
     )
-
-
-def _too_few_of_a_kind(sides: Sequence[Sequence[Run]]) -> Iterator[Finding]:
-    """Yield the steps of each recording that are too few for a kind of their own."""
-    for side in sides:
-        for run in side:
-            yield from too_few_of_a_kind(kinds_of(run).unlike, run.place)
 
 
 def _sent_nothing(before: Sequence[Run], after: Sequence[Run]) -> Literal["before", "after"] | None:

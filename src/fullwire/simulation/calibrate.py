@@ -288,16 +288,6 @@ def _by_step_s(run: Run, periods: Sequence[Period]) -> list[float]:
     return found
 
 
-def _off(runs: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return how far below and above the usual time of a step's periods may be, in logarithms."""
-    lows, highs = [], []
-    for steps_s in runs:
-        usual_s = median_of(steps_s)
-        lows.append(np.log(usual_s.low / usual_s.value))
-        highs.append(np.log(usual_s.high / usual_s.value))
-    return -float(np.linalg.norm(lows)) / len(runs), float(np.linalg.norm(highs)) / len(runs)
-
-
 def line_rate_bps(run: Run) -> float | None:
     """Return the line rate of the slowest link, which is the one that a ring runs at."""
     rate_bps = run.facts.line_rate_bps
@@ -435,7 +425,11 @@ class _Fit:
         slower = np.array([by_line, *2 * [sum(by_work)], 0.0])
         slower = np.clip(slower / (by_line**2 + sum(by_work) ** 2), -1.0, 1.0)
         turns += [sign * misfit * slower for sign in (-1, 1)]
-        sooner, later = (self._transport(at + off * slower) for off in _off(self._runs))
+        # How far below and above the usual time of a step's periods may be.
+        usual_s = [median_of(steps_s) for steps_s in self._runs]
+        ends = np.log([[each.low / each.value, each.high / each.value] for each in usual_s])
+        below, above = np.linalg.norm(ends, axis=0) / len(usual_s)
+        sooner, later = self._transport(at - below * slower), self._transport(at + above * slower)
         return Calibration(
             transport=transport,
             placement=self._placement,
