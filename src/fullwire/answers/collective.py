@@ -111,10 +111,7 @@ def collective(
 
         fw.collective("allreduce", bytes="64MiB", workers=8, bandwidth="100Gbps").time_s
     """
-    if not isinstance(op, str):
-        raise UsageError(f"collective: expected one of {', '.join(OPS)}, got {shown(op)}")
-    # Spellings differ in these marks.
-    op, size = op.lower().replace("-", "").replace("_", ""), size_bytes(bytes, "bytes")
+    op, size = _folded(op), size_bytes(bytes, "bytes")
     adds = AddTimes()
     if reduce_cost is not None:
         from fullwire.importers.netx import read_reduce_cost  # here: it loads what runs are
@@ -337,6 +334,13 @@ class _Asked:
             else:
                 curves[name] = of_name
         return curves
+
+
+def _folded(op: str) -> str:
+    """Return the name of a collective without the marks in which spellings differ."""
+    if not isinstance(op, str):
+        raise UsageError(f"collective: expected one of {', '.join(OPS)}, got {shown(op)}")
+    return op.lower().replace("-", "").replace("_", "")
 
 
 def _by_library(
