@@ -372,11 +372,17 @@ class SentBackward:
 
 
 def sent_backward(
-    steps: Steps, backward: Backward, found: Found, issued_ns: Whole, ready_ns: Whole
+    steps: Steps,
+    backward: Backward,
+    found: Found,
+    issued_ns: Whole,
+    ready_ns: Whole,
+    worked_ns: Whole | None = None,
 ) -> SentBackward:
     """Find each step's backward pass, and the sums of gradients that leave it.
 
-    `issued_ns` is each collective's launch, and `ready_ns` the end of the work launched before it.
+    `issued_ns` is each collective's launch, `ready_ns` the end of the work launched before it, and
+    `worked_ns` the last launch of that work, which devices tell.
     """
     start_ns, end_ns = _extent(steps, backward.step, backward.start_ns, backward.end_ns)
     launches = start_ns, end_ns
@@ -401,11 +407,15 @@ def sent_backward(
         of_layers = set(found.group[is_layers & is_scatter].tolist())
         is_layers |= is_scatter & np.array([name in of_layers for name in found.group], bool)
         is_sum &= ~is_layers
-        # A norm or a loss that is summed after the pass waits for the gradients, and is none. In a
-        # tiny model it may be one, but not where a stage of a pipeline has nothing else to sum.
-        is_word = is_sum & (found.bytes < LEAST_BYTES) & (issued_ns > launches[1][place])
-        if (is_sum & ~is_word).any() or np.isin(found.op, ("send", "recv")).any():
-            is_sum &= ~is_word
+    if len(steps.number) and worked_ns is not None:
+        # A norm that is summed after the pass is no gradient: kernels came between, as it was made
+        # of the gradients. A stage of a pipeline may have no other sum, and keeps its gradients.
+        is_small = is_sum & (found.bytes < LEAST_BYTES)
+        is_norm = is_small & (worked_ns > launches[1][place])
+        if (is_sum & ~is_norm).any():
+            is_sum &= ~is_norm
+        elif np.isin(found.op, ("send", "recv")).any():
+            is_sum &= ~(is_small & (issued_ns > launches[1][place]))
     is_bucket = is_sum & (found.op == "allreduce")
     is_sharded = are_scattered(found, is_bucket, is_sum & ~is_bucket)
     rows = np.flatnonzero(is_sum & ~is_bucket if is_sharded else is_bucket)
@@ -490,9 +500,10 @@ def sent_on_device(
     rows = rows[np.argsort(launched.time_ns[rows], kind="stable")]
     end_ns = np.maximum.accumulate((trace.work["start_ns"] + trace.work["duration_ns"])[rows])
     place = np.searchsorted(launched.time_ns[rows], issued_ns, side="right")
+    worked_ns = np.append([ABSENT], launched.time_ns[rows])[place]
     ready_ns = np.append([ABSENT], end_ns)[place]
     ready_ns = np.minimum(np.maximum(ready_ns, issued_ns), found.issue_ns)
-    return sent_backward(steps, backward, found, issued_ns, ready_ns)
+    return sent_backward(steps, backward, found, issued_ns, ready_ns, worked_ns)
 
 
 def are_scattered(
