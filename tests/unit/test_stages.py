@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import fullwire as fw
-from fullwire.errors import UsageError
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.importers import read
 from fullwire.run.run import Run
 from fullwire.simulation.beside_layers import Stages
@@ -233,3 +233,15 @@ def test_a_written_prediction_of_a_pipeline_has_its_bubble_and_predicts_no_other
     assert found.account["straggler"] == 0
     with pytest.raises(UsageError, match="ask the run that it was predicted from"):
         fw.whatif(written, bandwidth="10Gbps")
+
+
+@pytest.mark.parametrize("unsized", [("send", "recv"), ("recv",)], ids=["both", "received"])
+def test_a_pipeline_without_all_sizes_is_refused(tmp_path: Path, unsized: tuple[str, ...]) -> None:
+    played = Played(100, stages=2, batches=4)
+    for job in played.jobs:
+        for event in job.events:
+            if event.get("args", {}).get("Collective name") in unsized:
+                for name in ("In msg nelems", "Out msg nelems", "dtype"):
+                    event["args"].pop(name, None)
+    with pytest.raises(DamagedInput, match="collectives the size is not told"):
+        fw.whatif(played.traced(tmp_path), line_rate="100Gbps", bandwidth="200Gbps")

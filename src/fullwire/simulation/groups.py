@@ -275,19 +275,19 @@ def are_buckets(run: Run, rows: Collectives, is_sum: NDArray[np.bool_]) -> NDArr
 
 
 def splits_model(run: Run, backwards: Spans) -> bool:
-    """Return whether a trace shows the sums of layers that are split over ranks, and all sizes.
+    """Return whether a trace shows all sizes, and the sums of layers that are split over ranks.
 
     Or it shows all stages of a pipeline. Such a trace may show no gradients, as each rank keeps its
     own. Neither does a step that was simulated from it.
     """
     rows = run.collectives.rows(run.collectives.step >= 0)
+    if (rows.dtype == SIZE_UNKNOWN).any():
+        return False
     if is_pipeline(run, rows) and len(np.unique(rows.rank)) == run.facts.workers:
         return True
     if run.provenance.origin == "simulated":
         return run.facts.buckets is None and len(rows) > 0
     if run.provenance.origin != "imported" or run.facts.buckets is not None:
-        return False
-    if (rows.dtype == SIZE_UNKNOWN).any():
         return False
     as_many = sums_on_processors(run)
     return bool(_are_of_layers(rows, backwards, as_many=as_many).any())
