@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fullwire.simulation.typical import typical_step
 from tests.unit.test_kineto import GEMM, Job, reduced
 from tests.unit.test_traced_gradients import BACKWARD, KERNELS
 
-STEPS, START_US, ACTIVATIONS, GRADIENTS = 5, 10.0, 8_000_000, 50_000_000
+STEPS, START_US, ACTIVATIONS, GRADIENTS, WEIGHTS = 5, 10.0, 8_000_000, 50_000_000, 16_000_000
 MEASURED: dict[str, Any] = {"transport": "measured"}
 # A kernel with its pass and length, a collective or a transfer with its name, its ranks and its
 # size, or the wait for it.
@@ -55,6 +56,46 @@ def stage(rank: int, stages: int, batches: int, replicas: int, slower: float) ->
     yield "wait", "norm"
 
 
+def sharded_stage(rank: int) -> Iterator[Part]:
+    """Yield a step of a stage of two on two ranks each, which gathers its weights for each pass."""
+    ranks = (rank // 2 * 2, rank // 2 * 2 + 1)
+    parts = [part for part in stage(rank, 2, 4, 2, 1.0) if "gradients" not in part]
+    passes = [number for number, part in enumerate(parts) if part[0] == "work" and part[2] > 100]
+    yield "send", "_allgather_base", ("weights", passes[0]), ranks, WEIGHTS
+    for number, part in enumerate(parts):
+        if number in passes:
+            for following in passes[passes.index(number) + 1 :][:1]:
+                yield "send", "_allgather_base", ("weights", following), ranks, WEIGHTS
+            yield "wait", ("weights", number)
+        if part[:2] == ("work", False) and part[2] == 100:
+            yield "wait", "scattered"
+        yield part
+        if part[:2] == ("work", True):
+            yield "send", "_reduce_scatter_base", "scattered", ranks, WEIGHTS
+
+
+def sharded_ring(rank: int, handed_bytes: int) -> Iterator[Part]:
+    """Yield a step of shards on four ranks, which also hand something around for each layer."""
+    everyone, following, before = (0, 1, 2, 3), (rank + 1) % 4, (rank - 1) % 4
+    layers = [(is_backward, layer) for is_backward in (False, True) for layer in range(4)]
+    yield "send", "_allgather_base", layers[0], everyone, WEIGHTS // 2
+    for own, next_own in zip(layers, [*layers[1:], None], strict=True):
+        if next_own is not None:
+            yield "send", "_allgather_base", next_own, everyone, WEIGHTS // 2
+        yield "wait", own
+        for turn in range(3):
+            yield "send", "send", (own, turn, "on"), (rank, following), handed_bytes
+            yield "send", "recv", (own, turn), (before, rank), handed_bytes
+            yield "work", own[0], 450 if own[0] else 225
+            yield "wait", (own, turn)
+            yield "wait", (own, turn, "on")
+        yield "work", own[0], 450 if own[0] else 225
+        if own[0]:
+            yield "send", "_reduce_scatter_base", "scattered", everyone, WEIGHTS // 2
+    yield "wait", "scattered"
+    yield "work", False, 100
+
+
 def around(rank: int, ranks: int) -> Iterator[Part]:
     """Yield a step whose keys go around a ring of ranks, each beside the work for those before."""
     following, before = (rank + 1) % ranks, (rank - 1) % ranks
@@ -85,13 +126,11 @@ class Played:
         batches: int = 8,
         replicas: int = 1,
         slower: float = 1.0,
-        ring: int = 0,
+        programs: Sequence[Iterator[Part]] = (),
     ) -> None:
-        world = ring or stages * replicas
-        self.programs = [
-            list(around(rank, ring) if ring else stage(rank, stages, batches, replicas, slower))
-            for rank in range(world)
-        ]
+        world = len(programs) or stages * replicas
+        of_stages = (stage(rank, stages, batches, replicas, slower) for rank in range(world))
+        self.programs = [list(parts) for parts in programs or of_stages]
         self.rate_gbps, self.now = rate_gbps, [0.0] * world
         self.jobs = [Job(rank, world) for rank in range(world)]
         self.free: dict[Any, float] = {}
@@ -125,7 +164,8 @@ class Played:
                         _, op, name, ranks, size = part
                         numbered = rank, op, ranks
                         count[numbered] = count.get(numbered, 0) + 1
-                        key = names[rank][name] = ranks, op == "allreduce", count[numbered]
+                        kind = "transfer" if op in ("send", "recv") else op
+                        key = names[rank][name] = ranks, kind, count[numbered]
                         come.setdefault(key, {})[rank] = (self.now[rank], launch, op)
                         if len(come[key]) == len(ranks):
                             over[key] = self._sent(come[key], ranks, size)
@@ -142,17 +182,22 @@ class Played:
         self, come: dict[int, tuple[float, float, str]], ranks: tuple[int, ...], size: int
     ) -> float:
         begin = {rank: max(at, self.free.get((rank, ranks), 0)) for rank, (at, *_) in come.items()}
-        is_sum = any(op == "allreduce" for *_, op in come.values())
-        times = 2 * (len(ranks) - 1) / len(ranks) if is_sum else 1
+        (*_, op), *_ = come.values()
+        share = (len(ranks) - 1) / len(ranks)
+        times = 1 if op in ("send", "recv") else share * (2 if op == "allreduce" else 1)
         end = max(begin.values()) + START_US + times * 8e-3 * size / self.rate_gbps
         for rank, (_, launch, op) in come.items():
             self.free[rank, ranks] = end
             named = {"Collective name": op, "Group size": len(ranks)}
-            if op != "allreduce":
+            if op in ("send", "recv"):
                 named |= {"Src Rank": ranks[0], "Dst Rank": ranks[1]}
+            if op == "_allgather_base":
+                named |= {"In msg nelems": size // 4 // len(ranks)}
+            if op == "_reduce_scatter_base":
+                named |= {"Out msg nelems": size // 4 // len(ranks)}
             args = reduced(size // 4, str(min(ranks)), str([*sorted(ranks)])) | named
             stream = 10 + hash(ranks) % 1000
-            name = KERNELS["allreduce" if op == "allreduce" else "send"]
+            name = KERNELS["send" if op == "recv" else op]
             self.jobs[rank].kernel(name, begin[rank], end, launch=launch, stream=stream, **args)
         return end
 
@@ -192,12 +237,32 @@ def test_the_stages_of_a_pipeline_are_played_together(
 
 
 def test_transfers_around_a_ring_are_needed_where_the_next_work_begins(tmp_path: Path) -> None:
-    run = Played(200, ring=4).traced(tmp_path)
+    run = Played(200, programs=[around(rank, 4) for rank in range(4)]).traced(tmp_path)
     rates_gbps = (25, 50, 100, 400)
     asked = MEASURED | {"line_rate": "200Gbps"}
     table = fw.whatif(run, **asked, bandwidth=[f"{rate}Gbps" for rate in rates_gbps])
     for row, rate_gbps in enumerate(rates_gbps):
-        step_s = Played(rate_gbps, ring=4).length_us * 1e-6
+        true = Played(rate_gbps, programs=[around(rank, 4) for rank in range(4)])
+        step_s = true.length_us * 1e-6
+        assert table["step_s"][row] == pytest.approx(step_s, rel=0.05)
+        assert table.interval_s[0][row] <= step_s <= table.interval_s[1][row]
+
+
+@pytest.mark.parametrize(
+    ("parts", "recorded_gbps"),
+    [(sharded_stage, 20), (sharded_stage, 100), (partial(sharded_ring, handed_bytes=64), 20)],
+    ids=["stages", "fast stages", "flags"],
+)
+def test_shards_beside_transfers_are_needed_where_their_layers_begin(
+    tmp_path: Path, parts: Any, recorded_gbps: int
+) -> None:
+    run = Played(recorded_gbps, programs=[parts(rank) for rank in range(4)]).traced(tmp_path)
+    rates_gbps = (20, 50, 100, 400)
+    asked = MEASURED | {"line_rate": f"{recorded_gbps}Gbps"}
+    table = fw.whatif(run, **asked, bandwidth=[f"{rate}Gbps" for rate in rates_gbps])
+    for row, rate_gbps in enumerate(rates_gbps):
+        true = Played(rate_gbps, programs=[parts(rank) for rank in range(4)])
+        step_s = true.length_us * 1e-6
         assert table["step_s"][row] == pytest.approx(step_s, rel=0.05)
         assert table.interval_s[0][row] <= step_s <= table.interval_s[1][row]
 

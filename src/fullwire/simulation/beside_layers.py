@@ -160,31 +160,50 @@ def course_of(run: Run, rows: Collectives, step_ns: tuple[int, int], passed_ns: 
     - `passed_ns`: when its backward pass was over.
     """
 
-    def of_step(table: _Table) -> _Table:
-        return table.rows((table.rank == rows.rank[0]) & (table.step == rows.step[0]))
-
-    spans, ready_ns = of_step(run.spans), of_step(run.gradients).ready_ns
-    computing = spans.rows(spans.lane == "compute")
     order = np.lexsort((rows.end_ns, rows.issue_ns))
-    start_ns, end_ns = rows.issue_ns[order], rows.end_ns[order]
-    is_gather, is_scatter = rows.op[order] == "allgather", rows.op[order] == "reducescatter"
-    progress, waited_for = _progress(start_ns, end_ns, is_gather, computing, step_ns[0])
+    rows = rows.rows(order)
+    spans = _of_step(run.spans, rows)
+    computing = spans.rows(spans.lane == "compute")
+    is_gather = rows.op == "allgather"
+    progress, waited_for = _progress(rows.issue_ns, rows.end_ns, is_gather, computing, step_ns[0])
+    own_ns = max(int(progress.at(np.array([step_ns[1]]))[0]), 1)
+    course = (
+        (moment / own_ns, int(order[place]), turn == _NEEDED)
+        for moment, turn, place in _events_of_shards(run, rows, progress, waited_for, passed_ns)
+    )
+    return Course(tuple(course), own_ns, _untold_slowing(run))
+
+
+def _of_step(table: _Table, rows: Collectives) -> _Table:
+    return table.rows((table.rank == rows.rank[0]) & (table.step == rows.step[0]))
+
+
+def _events_of_shards(
+    run: Run, rows: Collectives, progress: _Progress, waited_for: Whole, passed_ns: int
+) -> list[tuple[int, int, int]]:
+    """Return in order when collectives are ready and needed: the own time, the turn, and the row.
+
+    The rows are in the order of their beginnings, and `waited_for` tells where computing waited.
+    """
+    start_ns, end_ns, ready_ns = rows.issue_ns, rows.end_ns, _of_step(run.gradients, rows).ready_ns
+    is_gather, is_scatter = rows.op == "allgather", rows.op == "reducescatter"
     issued_ns = start_ns.copy()
     if is_scatter.sum() == len(ready_ns):
         issued_ns[is_scatter] = np.minimum(np.sort(ready_ns), start_ns[is_scatter])
-    busy_until_ns = np.append([step_ns[0] - 2 * _SOON_NS], np.maximum.accumulate(end_ns)[:-1])
+    busy_until_ns = np.append(
+        [progress.start_ns - 2 * _SOON_NS], np.maximum.accumulate(end_ns)[:-1]
+    )
     is_queued = start_ns <= busy_until_ns + _SOON_NS
     begun, over = progress.at(issued_ns), progress.at(end_ns)
     passed = int(progress.at(np.array([passed_ns]))[0])
     begins_layer = is_scatter | (is_gather & ~is_queued) | (is_gather & (waited_for >= 0))
     layers = np.unique(np.where(is_gather & (waited_for >= 0), waited_for, begun)[begins_layer])
     amidst = progress.is_amidst(start_ns)
-    own_ns = max(int(progress.at(np.array([step_ns[1]]))[0]), 1)
-    sources = _sources(start_ns, end_ns, rows.op[order])
+    sources = _sources(start_ns, end_ns, rows.op)
     events: list[tuple[int, int, int, int]] = []  # the computing done, the order there, the place
     moments: list[int] = []
     latest = needed = ready = 0  # of the collectives so far, and of the gathers among them
-    for place in range(len(order)):
+    for place in range(len(rows)):
         moment, turn = int(begun[place]), _BEFORE
         need = int(waited_for[place])
         if is_gather[place]:
@@ -207,11 +226,7 @@ def course_of(run: Run, rows: Collectives, step_ns: tuple[int, int], passed_ns: 
         events.append((moment, turn, len(events), place))
         if need >= 0:
             events.append((need, _NEEDED, len(events), place))
-    course = (
-        (moment / own_ns, int(order[place]), turn == _NEEDED)
-        for moment, turn, _, place in sorted(events)
-    )
-    return Course(tuple(course), own_ns, _untold_slowing(run))
+    return [(moment, turn, place) for moment, turn, _, place in sorted(events)]
 
 
 def _untold_slowing(run: Run) -> float:
@@ -224,13 +239,13 @@ def stages_of(
     rows: Collectives,
     buckets: Collectives,
     first: int,
-    steps_ns: Mapping[int, tuple[int, int]],
+    steps_ns: Mapping[int, tuple[int, int, int]],
 ) -> Stages | None:
     """Return the courses of the ranks that make a pipeline with the first one, or None.
 
     - `rows`: the collectives of a step of all ranks, but for the buckets of gradients. The times of
       the first rank's are given.
-    - `steps_ns`: when the step of each rank began and ended.
+    - `steps_ns`: when the step of each rank began and ended, and its backward pass was over.
     """
     kinds_of_rows = ["transfer" if op in _TRANSFERS else str(op) for op in rows.op]
     keys = zip(rows.group.astype(str).tolist(), kinds_of_rows, rows.sequence.tolist(), strict=True)
@@ -298,19 +313,18 @@ def _places_of_kinds(rows: Collectives, first: int) -> Callable[[int], tuple[int
 
 
 def _events_of_rank(
-    run: Run, rows: Collectives, buckets: Collectives, step_ns: tuple[int, int]
+    run: Run, rows: Collectives, buckets: Collectives, step_ns: tuple[int, int, int]
 ) -> tuple[list[tuple[int, int, int]], int]:
     """Return a rank's events, each with its own time, turn and row, and its own time in the step.
 
     It waits for buckets too, but only their own replay tells how long.
     """
-    spans = run.spans
-    computing = spans.rows(
-        (spans.rank == rows.rank[0]) & (spans.step == rows.step[0]) & (spans.lane == "compute")
-    )
+    spans = _of_step(run.spans, rows)
+    computing = spans.rows(spans.lane == "compute")
     start_ns = np.append(rows.issue_ns, buckets.issue_ns)
     end_ns = np.append(rows.end_ns, buckets.end_ns)
-    is_awaited = np.append(rows.op == "recv", np.zeros(len(buckets), bool))
+    is_awaited = np.isin(rows.op, ("recv", "allgather"))
+    is_awaited = np.append(is_awaited, np.zeros(len(buckets), bool))
     progress, waited_for = _progress(start_ns, end_ns, is_awaited, computing, step_ns[0])
     begun, over = progress.at(rows.issue_ns), progress.at(rows.end_ns)
     # One that was hidden is needed where the next work begins: there the rank comes to another one.
@@ -320,11 +334,23 @@ def _events_of_rank(
     needed[rows.op == "send"] = -1
     needed = np.where(waited_for[: len(rows)] >= 0, waited_for[: len(rows)], needed)
     come = _come(rows, begun, np.unique(needed[rows.op == "recv"]))
-    events = [(at, _COME, row) for row, at in enumerate(come.tolist())]
-    for row in np.flatnonzero(needed >= 0).tolist():
+    is_shard = np.isin(rows.op, ("allgather", "reducescatter"))
+    events = [(int(come[row]), _COME, row) for row in np.flatnonzero(~is_shard).tolist()]
+    for row in np.flatnonzero((needed >= 0) & ~is_shard).tolist():
         events.append((max(int(needed[row]), int(come[row])), _NEEDED, row))
+    if is_shard.any():
+        own = np.flatnonzero(is_shard)[np.lexsort((rows.end_ns[is_shard], rows.issue_ns[is_shard]))]
+        shards = rows.rows(own)
+        events += [
+            (at, turn, int(own[place]))
+            for at, turn, place in _events_of_shards(
+                run, shards, progress, waited_for[own], step_ns[2]
+            )
+        ]
     # A rank comes to all that it can before it waits, in the order of its device.
-    return sorted(events, key=lambda event: event[:2]), int(progress.at(np.array(step_ns[1:]))[0])
+    events.sort(key=lambda event: event[:2])
+    events = [(at, _NEEDED if turn == _NEEDED else _COME, row) for at, turn, row in events]
+    return events, int(progress.at(np.array([step_ns[1]]))[0])
 
 
 def _come(rows: Collectives, begun: Whole, needs: Whole) -> Whole:

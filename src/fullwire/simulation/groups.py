@@ -17,7 +17,7 @@ from fullwire.run.intervals import covered_ns
 from fullwire.run.kinds import LAYERS
 from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Spans, Whole
-from fullwire.run.split_layers import are_of_split_layers
+from fullwire.run.split_layers import LEAST_BYTES, are_of_split_layers
 from fullwire.run.usual import local_steps_of
 from fullwire.simulation.beside_layers import Course, Stages
 
@@ -206,8 +206,12 @@ def shows_devices(run: Run) -> bool:
 
 
 def is_pipeline(run: Run, rows: Collectives) -> bool:
-    """Say whether devices hand these on and take others, as stages of a pipeline do."""
-    return shows_devices(run) and {"send", "recv"} <= set(rows.op.tolist())
+    """Say whether devices hand these on and take others, as stages of a pipeline do.
+
+    A flag or a count is no work that is handed on.
+    """
+    is_work = rows.bytes >= LEAST_BYTES
+    return shows_devices(run) and {"send", "recv"} <= set(rows.op[is_work].tolist())
 
 
 def exposed_by_rank(

@@ -414,9 +414,15 @@ def _course(
     """
     if is_pipeline(run, usual):
         step = table.numbers[place[1]]
-        moments = (each[:, place[1]].tolist() for each in (table.start_ns, table.end_ns))
+        moments = (table.start_ns, table.end_ns, table.computed_ns)
         others, buckets = (each.rows(each.step == step) for each in of_all)
-        steps_ns = dict(zip(table.ranks.tolist(), zip(*moments, strict=True), strict=True))
+        steps_ns = dict(
+            zip(
+                table.ranks.tolist(),
+                zip(*(each[:, place[1]].tolist() for each in moments), strict=True),
+                strict=True,
+            )
+        )
         stages = stages_of(run, others, buckets, int(usual.rank[0]), steps_ns)
         if stages is not None:
             return stages
