@@ -56,6 +56,25 @@ def stage(rank: int, stages: int, batches: int, replicas: int, slower: float) ->
     yield "wait", "norm"
 
 
+def all_forward_first(rank: int, stages: int, *, waits: bool = False) -> Iterator[Part]:
+    """Yield a step of a rank that ends all forward passes first (GPipe), and may wait to send."""
+    for is_backward in (False, True):
+        source, target = (rank + 1, rank - 1) if is_backward else (rank - 1, rank + 1)
+        for batch in range(6):
+            if 0 <= source < stages:
+                yield "send", "recv", (is_backward, batch), (source, rank), ACTIVATIONS
+                yield "wait", (is_backward, batch)
+            yield "work", is_backward, 2000 if is_backward else 1000
+            if 0 <= target < stages:
+                sent = is_backward, batch, "on"
+                yield "send", "send", sent, (rank, target), ACTIVATIONS
+                if waits:
+                    yield "wait", sent
+    yield "work", False, 100
+    yield "send", "allreduce", "norm", tuple(range(stages)), 4
+    yield "wait", "norm"
+
+
 def sharded_stage(rank: int) -> Iterator[Part]:
     """Yield a step of a stage of two on two ranks each, which gathers its weights for each pass."""
     ranks = (rank // 2 * 2, rank // 2 * 2 + 1)
@@ -264,6 +283,27 @@ def test_shards_beside_transfers_are_needed_where_their_layers_begin(
         true = Played(rate_gbps, programs=[parts(rank) for rank in range(4)])
         step_s = true.length_us * 1e-6
         assert table["step_s"][row] == pytest.approx(step_s, rel=0.05)
+        assert table.interval_s[0][row] <= step_s <= table.interval_s[1][row]
+
+
+@pytest.mark.parametrize("recorded_gbps", [10, 100])
+@pytest.mark.parametrize("waits", [False, True], ids=["queued", "waited for"])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_transfers_that_queue_leave_in_turn_and_a_rank_may_wait_for_its_own(
+    tmp_path: Path, stages: int, waits: bool, recorded_gbps: int
+) -> None:
+    def at_rate(rate_gbps: int) -> Played:
+        ranks = range(stages)
+        programs = [all_forward_first(rank, stages, waits=waits) for rank in ranks]
+        return Played(rate_gbps, programs=programs)
+
+    run = at_rate(recorded_gbps).traced(tmp_path)
+    rates_gbps = (10, 25, 50, 100, 400)
+    asked = MEASURED | {"line_rate": f"{recorded_gbps}Gbps"}
+    table = fw.whatif(run, **asked, bandwidth=[f"{rate}Gbps" for rate in rates_gbps])
+    for row, rate_gbps in enumerate(rates_gbps):
+        step_s = at_rate(rate_gbps).length_us * 1e-6
+        assert table["step_s"][row] == pytest.approx(step_s, rel=0.04)
         assert table.interval_s[0][row] <= step_s <= table.interval_s[1][row]
 
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from fullwire.collectives.cost import Floats
 from fullwire.run.intervals import union, within, without
+from fullwire.run.kinds import QUEUED
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Text, Whole
 from fullwire.run.usual import MOST_SLOWED
 
@@ -333,43 +334,55 @@ def _events_of_rank(
     needed = np.where(following < 2**62, following, over)
     needed[rows.op == "send"] = -1
     needed = np.where(waited_for[: len(rows)] >= 0, waited_for[: len(rows)], needed)
-    come = _come(rows, begun, np.unique(needed[rows.op == "recv"]))
+    # A queued transfer is made when the work before it is over.
+    queued = spans.rows((spans.lane == "host") & (spans.name == QUEUED))
+    made_ns = dict(zip(queued.end_ns.tolist(), queued.start_ns.tolist(), strict=True))
+    come_ns = [made_ns.get(at, at) for at in rows.issue_ns.tolist()]
+    come = np.where(rows.op == "send", progress.at(np.array(come_ns, np.int64)), begun)
+    is_waited, turns = _sends_waited_for(rows, begun, over)
+    needed[is_waited] = over[is_waited]
     is_shard = np.isin(rows.op, ("allgather", "reducescatter"))
-    events = [(int(come[row]), _COME, row) for row in np.flatnonzero(~is_shard).tolist()]
+    last = len(rows)
+    events = [
+        (int(come[row]), turns[row], _COME, row) for row in np.flatnonzero(~is_shard).tolist()
+    ]
     for row in np.flatnonzero((needed >= 0) & ~is_shard).tolist():
-        events.append((max(int(needed[row]), int(come[row])), _NEEDED, row))
+        turn = turns[row] if is_waited[row] else last
+        events.append((max(int(needed[row]), int(come[row])), turn, _NEEDED, row))
     if is_shard.any():
         own = np.flatnonzero(is_shard)[np.lexsort((rows.end_ns[is_shard], rows.issue_ns[is_shard]))]
         shards = rows.rows(own)
         events += [
-            (at, turn, int(own[place]))
+            (at, last if turn != _BEFORE else turns[own[place]], turn, int(own[place]))
             for at, turn, place in _events_of_shards(
                 run, shards, progress, waited_for[own], step_ns[2]
             )
         ]
     # A rank comes to all that it can before it waits, in the order of its device.
-    events.sort(key=lambda event: event[:2])
-    events = [(at, _NEEDED if turn == _NEEDED else _COME, row) for at, turn, row in events]
-    return events, int(progress.at(np.array([step_ns[1]]))[0])
+    events.sort(key=lambda event: event[:3])
+    ordered = [(at, _NEEDED if turn == _NEEDED else _COME, row) for at, _, turn, row in events]
+    return ordered, int(progress.at(np.array([step_ns[1]]))[0])
 
 
-def _come(rows: Collectives, begun: Whole, needs: Whole) -> Whole:
-    """Return when a rank came to each collective, in its own time.
+def _sends_waited_for(
+    rows: Collectives, begun: Whole, over: Whole
+) -> tuple[NDArray[np.bool_], list[int]]:
+    """Return the sends that a rank waits for before it comes to another collective, and the turns.
 
-    A transfer that began as soon as another one had left its line may have waited for that. Then
-    its stage made it before it next needed one, after it had made the one before.
+    Nothing is computed from the beginning of such a send until another collective begins, as soon
+    as the send has ended. That one has a later turn at the same own time. A collective that was
+    queued on a line of its own tells nothing.
     """
-    come = begun.copy()
-    before: dict[str, int] = {}
+    is_waited, turns, turn = np.zeros(len(rows), bool), [0] * len(rows), 0
+    before, on_line = -1, dict[str, int]()
     for row in np.argsort(rows.issue_ns, kind="stable").tolist():
-        other = before.get(str(rows.group[row]))
-        if rows.op[row] == "send" and other is not None:
-            is_queued = rows.issue_ns[row] <= rows.end_ns[other] + _SOON_NS
-            later = needs[np.searchsorted(needs, come[other], side="right") :]
-            if is_queued and len(later):
-                come[row] = min(begun[row], later[0])
-        before[str(rows.group[row])] = row
-    return come
+        at_ns, line = int(rows.issue_ns[row]), str(rows.group[row])
+        if before >= 0 and rows.op[before] == "send" and at_ns > on_line.get(line, -1) + _SOON_NS:
+            is_idle = begun[before] == over[before] == begun[row]
+            is_waited[before] = is_idle and 0 <= at_ns - rows.end_ns[before] <= _SOON_NS
+            turn += int(is_waited[before])
+        turns[row], before, on_line[line] = turn, row, int(rows.end_ns[row])
+    return is_waited, turns
 
 
 def _in_order(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fullwire.importers.kineto.recognise import Known, dtype_of, kinds_of, op_of
 from fullwire.importers.kineto.scan import ABSENT, Columns, Trace, last_around
 from fullwire.importers.kineto.steps import Launched, Steps, passes_of_work
-from fullwire.run.kinds import EARLIER, LAST
+from fullwire.run.kinds import EARLIER, LAST, QUEUED
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Gradients, Spans, Text, Whole
 from fullwire.run.split_layers import LEAST_BYTES, are_of_split_layers
 
@@ -356,7 +356,7 @@ class Backward(NamedTuple):
 class SentBackward:
     """The backward pass of each step, and the sums of gradients that leave it."""
 
-    passes: Spans  # from the first to the last of each step, and those before the last
+    passes: Spans  # from the first to the last of each step, and those before; queued transfers
     gradients: Gradients
     are_buckets: bool  # all-reduces; else the scatters of a sharded model, or none
 
@@ -503,7 +503,10 @@ def sent_on_device(
     worked_ns = np.append([ABSENT], launched.time_ns[rows])[place]
     ready_ns = np.append([ABSENT], end_ns)[place]
     ready_ns = np.minimum(np.maximum(ready_ns, issued_ns), found.issue_ns)
-    return sent_backward(steps, backward, found, issued_ns, ready_ns, worked_ns)
+    sent = sent_backward(steps, backward, found, issued_ns, ready_ns, worked_ns)
+    queued = np.flatnonzero((found.op == "send") & (found.step >= 0) & (ready_ns < found.issue_ns))
+    marks = _marks(found.step[queued], QUEUED, ready_ns[queued], found.issue_ns[queued])
+    return replace(sent, passes=Spans.joined([sent.passes, marks]))
 
 
 def are_scattered(
