@@ -315,9 +315,12 @@ def test_stages_at_other_speeds_equal_the_points_of_their_grid(tmp_path: Path) -
         assert grid["step_s"][row] == fw.whatif(run, **asked, compute_speed=speed)["step_s"][0]
 
 
-def test_stages_that_wait_for_each_other_are_a_bubble_and_no_late_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("group_names", ["PIPELINE_MODEL_PARALLEL_GROUP: 0 1 2", None])
+def test_stages_that_wait_for_each_other_are_a_bubble_and_no_late_ranks(
+    tmp_path: Path, group_names: str | None
+) -> None:
     run = Played(100, stages=4, batches=4).traced(tmp_path)
-    facts = dataclasses.replace(run.facts, group_names="PIPELINE_MODEL_PARALLEL_GROUP: 0 1 2")
+    facts = dataclasses.replace(run.facts, group_names=group_names)
     found = fw.explain(dataclasses.replace(run, facts=facts), bandwidth="100Gbps")
     assert found.verdict.kind == "bubble"
     assert found.account["straggler"] < 0.01 * found.step_s
@@ -338,6 +341,23 @@ def test_a_written_prediction_of_a_pipeline_has_its_bubble_and_predicts_no_other
     assert found.account["straggler"] == 0
     with pytest.raises(UsageError, match="ask the run that it was predicted from"):
         fw.whatif(written, bandwidth="10Gbps")
+
+
+def test_a_written_pipeline_without_a_bubble_predicts_no_other_either(tmp_path: Path) -> None:
+    run = Played(20, stages=2, batches=4).traced(tmp_path)
+    asked: dict[str, Any] = {"line_rate": "20Gbps", "bandwidth": "20Gbps"}
+    written = fw.replay(run, **asked, **MEASURED)
+    assert "bubble" not in written.spans.name
+    with pytest.raises(UsageError, match="ask the run that it was predicted from"):
+        fw.whatif(written, bandwidth="10Gbps")
+
+
+def test_ranks_of_a_ring_are_no_stages_of_a_pipeline(tmp_path: Path) -> None:
+    run = Played(20, programs=[around(rank, 4) for rank in range(4)]).traced(tmp_path)
+    written = fw.replay(run, line_rate="20Gbps", bandwidth="20Gbps", **MEASURED)
+    for each in (run, written):
+        assert fw.explain(each, bandwidth="20Gbps").account["bubble"] == 0
+    assert fw.whatif(written, bandwidth="40Gbps")["step_s"][0] > 0
 
 
 @pytest.mark.parametrize("unsized", [("send", "recv"), ("recv",)], ids=["both", "received"])

@@ -27,6 +27,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.run.intervals import union, within, without
 from fullwire.run.kinds import QUEUED
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Text, Whole
+from fullwire.run.split_layers import are_between_stages
 from fullwire.run.usual import MOST_SLOWED
 
 _SOON_NS = 20_000  # a device goes on so soon after the event that it waited for
@@ -100,6 +101,7 @@ class Stages:
     over: tuple[float, ...]  # by rank, the share of `own_ns` that its step takes
     own_ns: int  # of the recorded step of the slowest rank: all but the waits
     untold_slowing: float = 0.0
+    are_a_ring: bool = False  # rather, of ranks alike
 
     def of(self, places: Sequence[int]) -> Stages:
         """Return the stages where only some of the collectives' times are given, in this order."""
@@ -280,6 +282,7 @@ def stages_of(
         over=tuple(own / most_ns for own in own_ns),
         own_ns=most_ns,
         untold_slowing=_untold_slowing(run),
+        are_a_ring=not are_between_stages(rows).any(),
     )
 
 

@@ -67,6 +67,13 @@ class Others:
         return 0.0 if self.course is None else self.course.untold_slowing
 
     @property
+    def stages(self) -> int | None:
+        """Return the ranks of the pipeline that the step is played in, if it is one."""
+        if not isinstance(self.course, Stages) or self.course.are_a_ring:
+            return None
+        return len(self.course.over)
+
+    @property
     def shards(self) -> int:
         """Return N where one in N ranks sum the same gradients in a group of their own."""
         return max(1, -min(self.members, default=0))
