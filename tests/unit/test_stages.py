@@ -307,6 +307,12 @@ def test_transfers_that_queue_leave_in_turn_and_a_rank_may_wait_for_its_own(
         assert table.interval_s[0][row] <= step_s <= table.interval_s[1][row]
 
 
+def test_a_transfer_of_two_stages_stays_between_two_ranks_of_more_workers(tmp_path: Path) -> None:
+    run = Played(20, stages=2, batches=4).traced(tmp_path)
+    steps_s = fw.whatif(run, **MEASURED, line_rate="20Gbps", workers=[2, 4, 16])["step_s"]
+    assert steps_s.tolist() == pytest.approx([steps_s[0]] * 3, rel=0.02)
+
+
 def test_stages_at_other_speeds_equal_the_points_of_their_grid(tmp_path: Path) -> None:
     run = Played(100, stages=2, batches=4).traced(tmp_path)
     asked = MEASURED | {"line_rate": "100Gbps"}

@@ -106,7 +106,8 @@ class Step:
 
     def summed_once(self) -> Step:
         """Return the step with the sums of its last pass alone."""
-        first = self.meetings[-1].gradients if self.meetings else 0
+        counts = (each.gradients for each in self.meetings)
+        first = max((count for count in counts if count < len(self.bytes)), default=0)
         return replace(
             self,
             others=self.others.of_the_last_pass(),

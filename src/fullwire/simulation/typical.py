@@ -356,14 +356,15 @@ def _others(
     if sum_gradients and not by_hand:
         sums = usual.rows(is_sum & (usual.issue_ns >= table.backward_ns[place]))
         growing, adds_up = summing_group(sums, members, int(table.bytes.sum()), workers)
+    counts, is_growing = np.array(among), usual.group.astype(str) == str(growing)
+    of_each = np.where(is_growing & (growing is not None), -(workers // counts), counts)
+    of_each[counts == workers] = 0
+    of_each[np.isin(usual.op, ("send", "recv"))] = 2  # of more workers, too
     return Others(
         op=tuple(usual.op.tolist()),
         backend=run.facts.backend,
         bytes=tuple(usual.bytes.tolist()),
-        members=tuple(
-            0 if count == workers else -(workers // count) if name == growing else count
-            for count, name in zip(among, usual.group.astype(str).tolist(), strict=True)
-        ),
+        members=tuple(of_each.tolist()),
         exposed_ns=exposed_ns,
         total_ns=exposed_ns + max(_mean_ns(hidden_ns), 0),
         calling_ns=_mean_ns(calling_ns),
