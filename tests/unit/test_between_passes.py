@@ -105,6 +105,25 @@ def test_buckets_of_one_pass_hold_no_gradients_of_the_next(tmp_path: Path, lane:
     assert rows[0] < 0.9 * rows[1]
 
 
+def summed_at_the_end(buckets: int) -> Iterator[Part]:
+    """Yield a step of four passes, of which the last sums 40 MB in so many buckets."""
+    for number in range(4):
+        yield "work", False, 200 * LAYERS
+        for layer in range(1, LAYERS + 1):
+            yield "work", True, 400
+            if number == 3 and layer * buckets % LAYERS == 0:
+                yield "send", "allreduce", "1", "gradients", 40_000_000 // buckets
+    yield "wait", "gradients"
+    yield "work", False, 50
+
+
+def test_gradients_of_a_sum_at_the_end_are_of_the_last_pass(tmp_path: Path) -> None:
+    run = traced(tmp_path, partial(summed_at_the_end, 1), 20)
+    asked = MEASURED | {"line_rate": "20Gbps", "buckets": "ddp:20MB"}
+    step_s = played(summed_at_the_end(2), 20) * 1e-6
+    assert fw.whatif(run, **asked)["step_s"][0] == pytest.approx(step_s, rel=0.02)
+
+
 def test_speeds_of_a_grid_with_passes_equal_its_points(tmp_path: Path) -> None:
     run = of_accumulated(tmp_path, passes=2)
     asked = MEASURED | {"line_rate": "100Gbps"}

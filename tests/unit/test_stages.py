@@ -313,6 +313,27 @@ def test_a_transfer_of_two_stages_stays_between_two_ranks_of_more_workers(tmp_pa
     assert steps_s.tolist() == pytest.approx([steps_s[0]] * 3, rel=0.02)
 
 
+def test_replicas_of_stages_have_the_gradients_of_their_last_batch_alone(tmp_path: Path) -> None:
+    played = Played(20, stages=2, batches=4, replicas=2)
+    programs = []
+    for rank, parts in enumerate(played.programs):
+        last = max(number for number, part in enumerate(parts) if part[:2] == ("work", True))
+        halves: list[Part] = []
+        for number in (0, 1):
+            own = "gradients", number
+            halves.append(("work", True, 1000))
+            pair = (rank // 2 * 2, rank // 2 * 2 + 1)
+            halves.append(("send", "allreduce", own, pair, GRADIENTS // 2))
+        rest = [part for part in parts[last + 1 :] if "gradients" not in part]
+        waits = [("wait", ("gradients", number)) for number in (0, 1)]
+        at = next(number for number, part in enumerate(rest) if part[0] == "work")
+        programs.append(iter([*parts[:last], *halves, *rest[:at], *waits, *rest[at:]]))
+    step_s = Played(20, programs=programs).length_us * 1e-6
+    asked = MEASURED | {"line_rate": "20Gbps", "buckets": "ddp:24MB"}
+    predicted_s = fw.whatif(played.traced(tmp_path), **asked)["step_s"][0]
+    assert predicted_s == pytest.approx(step_s, rel=0.02)
+
+
 def test_stages_at_other_speeds_equal_the_points_of_their_grid(tmp_path: Path) -> None:
     run = Played(100, stages=2, batches=4).traced(tmp_path)
     asked = MEASURED | {"line_rate": "100Gbps"}

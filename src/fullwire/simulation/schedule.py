@@ -96,13 +96,14 @@ def with_gradients_spread(step: Step) -> Step:
     """Return the step with gradients in place of each recorded bucket of them.
 
     A trace shows buckets alone. Their gradients are taken to be alike, and to have become ready at
-    a steady pace since the bucket before.
+    a steady pace since the bucket before, or since the passes before that sum nothing.
     """
     pieces = np.clip(-(-step.bytes // _PIECE_BYTES), 1, _MOST_PIECES)
     bucket = np.repeat(np.arange(len(pieces)), pieces)
     number = np.arange(len(bucket)) - (np.cumsum(pieces) - pieces)[bucket]
     count, size = pieces[bucket], step.bytes[bucket]
-    since_ns = np.append([0], step.ready_ns[:-1])[bucket]
+    begun_ns = min(round(step.earlier_share * step.backward_ns), int(step.ready_ns[0]))
+    since_ns = np.append([begun_ns], step.ready_ns[:-1])[bucket]
     took_ns = step.ready_ns[bucket] - since_ns
     before = np.append([0], np.cumsum(pieces)).tolist()
     return replace(

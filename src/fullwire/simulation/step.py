@@ -24,6 +24,7 @@ class Step:
     forward_ns: int  # from the start of the step to the start of the backward pass
     backward_ns: int
     ready_ns: Whole  # after the backward pass began
+    earlier_share: float = 0.0  # of the backward pass: passes before the last, without sums
     bytes: Whole
     meetings: tuple[Meeting, ...] = ()
     is_estimated: bool  # taken from a run of several workers: its own waiting is left out
