@@ -250,10 +250,7 @@ def stages_of(
       the first rank's are given.
     - `steps_ns`: when the step of each rank began and ended, and its backward pass was over.
     """
-    kinds_of_rows = ["transfer" if op in _TRANSFERS else str(op) for op in rows.op]
-    keys = zip(rows.group.astype(str).tolist(), kinds_of_rows, rows.sequence.tolist(), strict=True)
-    number: dict[tuple[str, str, int], int] = {}
-    matched = np.array([number.setdefault(key, len(number)) for key in keys], np.int64)
+    matched = matched_rows(rows)
     ranks = _of_one_pipeline(rows, matched, first)
     if len(ranks) < 2 or not set(ranks) <= set(steps_ns):
         return None
@@ -284,6 +281,24 @@ def stages_of(
         untold_slowing=_untold_slowing(run),
         are_a_ring=not are_between_stages(rows).any(),
     )
+
+
+def matched_rows(rows: Collectives) -> Whole:
+    """Return the number of the collective that each row is one rank's part of.
+
+    A trace without sequences is numbered by operation. A transfer has a sender and a receiver. The
+    numbers are in the order of groups, then of operations, and then of sequences.
+    """
+    ops = np.where(np.isin(rows.op, _TRANSFERS), "transfer", rows.op).astype(str)
+    group, kind = (
+        np.unique(names, return_inverse=True)[1].reshape(-1)
+        for names in (rows.group.astype(str), ops)
+    )
+    order = np.lexsort((rows.sequence, kind, group))
+    keys = np.stack([group, kind, rows.sequence])[:, order]
+    number = np.zeros(len(rows), np.int64)
+    number[order[1:]] = np.cumsum((keys[:, 1:] != keys[:, :-1]).any(axis=0))
+    return number
 
 
 def _of_one_pipeline(rows: Collectives, matched: Whole, first: int) -> list[int]:

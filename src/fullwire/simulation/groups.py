@@ -19,7 +19,7 @@ from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Spans, Whole
 from fullwire.run.split_layers import LEAST_BYTES, are_of_split_layers
 from fullwire.run.usual import local_steps_of
-from fullwire.simulation.beside_layers import Course, Stages
+from fullwire.simulation.beside_layers import Course, Stages, matched_rows
 
 # The bytes of their sums, at most: halves of a float summed as whole ones.
 TIMES_GRADIENTS = 2.1
@@ -381,12 +381,9 @@ def _of_all_ranks(rows: Collectives, fewest: int) -> tuple[Whole, Whole, NDArray
     begin is unknown. So is one that the first rank has no part in.
     """
     groups = np.unique(rows.group.astype(str), return_inverse=True)[1]
-    # A trace without sequences is numbered by operation. A transfer has a sender and a receiver.
-    ops = np.where(np.isin(rows.op, ("send", "recv")), "sendrecv", rows.op).astype(str)
-    kinds = np.unique(ops, return_inverse=True)[1]
-    order = np.lexsort((rows.rank, rows.sequence, kinds, groups))
-    key = np.stack([groups[order], kinds[order], rows.sequence[order]])
-    begins = np.flatnonzero(np.append([True], (key[:, 1:] != key[:, :-1]).any(axis=0)))
+    number = matched_rows(rows)
+    order = np.lexsort((rows.rank, number))
+    begins = np.flatnonzero(np.append([True], np.diff(number[order]) > 0))
     if not len(order):
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.intp)
     count = np.diff(np.append(begins, len(order)))
