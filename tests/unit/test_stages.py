@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fullwire as fw
-from fullwire.errors import UsageError
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.importers import read
 from fullwire.run.run import Run
 from fullwire.simulation.beside_layers import Stages
@@ -18,7 +19,7 @@ from fullwire.simulation.typical import typical_step
 from tests.unit.test_kineto import GEMM, Job, reduced
 from tests.unit.test_traced_gradients import BACKWARD, KERNELS
 
-STEPS, START_US, ACTIVATIONS, GRADIENTS = 5, 10.0, 8_000_000, 50_000_000
+STEPS, START_US, ACTIVATIONS, GRADIENTS, WEIGHTS = 5, 10.0, 8_000_000, 50_000_000, 16_000_000
 MEASURED: dict[str, Any] = {"transport": "measured"}
 # A kernel with its pass and length, a collective or a transfer with its name, its ranks and its
 # size, or the wait for it.
@@ -55,6 +56,65 @@ def stage(rank: int, stages: int, batches: int, replicas: int, slower: float) ->
     yield "wait", "norm"
 
 
+def all_forward_first(rank: int, stages: int, *, waits: bool = False) -> Iterator[Part]:
+    """Yield a step of a rank that ends all forward passes first (GPipe), and may wait to send."""
+    for is_backward in (False, True):
+        source, target = (rank + 1, rank - 1) if is_backward else (rank - 1, rank + 1)
+        for batch in range(6):
+            if 0 <= source < stages:
+                yield "send", "recv", (is_backward, batch), (source, rank), ACTIVATIONS
+                yield "wait", (is_backward, batch)
+            yield "work", is_backward, 2000 if is_backward else 1000
+            if 0 <= target < stages:
+                sent = is_backward, batch, "on"
+                yield "send", "send", sent, (rank, target), ACTIVATIONS
+                if waits:
+                    yield "wait", sent
+    yield "work", False, 100
+    yield "send", "allreduce", "norm", tuple(range(stages)), 4
+    yield "wait", "norm"
+
+
+def sharded_stage(rank: int) -> Iterator[Part]:
+    """Yield a step of a stage of two on two ranks each, which gathers its weights for each pass."""
+    ranks = (rank // 2 * 2, rank // 2 * 2 + 1)
+    parts = [part for part in stage(rank, 2, 4, 2, 1.0) if "gradients" not in part]
+    passes = [number for number, part in enumerate(parts) if part[0] == "work" and part[2] > 100]
+    yield "send", "_allgather_base", ("weights", passes[0]), ranks, WEIGHTS
+    for number, part in enumerate(parts):
+        if number in passes:
+            for following in passes[passes.index(number) + 1 :][:1]:
+                yield "send", "_allgather_base", ("weights", following), ranks, WEIGHTS
+            yield "wait", ("weights", number)
+        if part[:2] == ("work", False) and part[2] == 100:
+            yield "wait", "scattered"
+        yield part
+        if part[:2] == ("work", True):
+            yield "send", "_reduce_scatter_base", "scattered", ranks, WEIGHTS
+
+
+def sharded_ring(rank: int, handed_bytes: int) -> Iterator[Part]:
+    """Yield a step of shards on four ranks, which also hand something around for each layer."""
+    everyone, following, before = (0, 1, 2, 3), (rank + 1) % 4, (rank - 1) % 4
+    layers = [(is_backward, layer) for is_backward in (False, True) for layer in range(4)]
+    yield "send", "_allgather_base", layers[0], everyone, WEIGHTS // 2
+    for own, next_own in zip(layers, [*layers[1:], None], strict=True):
+        if next_own is not None:
+            yield "send", "_allgather_base", next_own, everyone, WEIGHTS // 2
+        yield "wait", own
+        for turn in range(3):
+            yield "send", "send", (own, turn, "on"), (rank, following), handed_bytes
+            yield "send", "recv", (own, turn), (before, rank), handed_bytes
+            yield "work", own[0], 450 if own[0] else 225
+            yield "wait", (own, turn)
+            yield "wait", (own, turn, "on")
+        yield "work", own[0], 450 if own[0] else 225
+        if own[0]:
+            yield "send", "_reduce_scatter_base", "scattered", everyone, WEIGHTS // 2
+    yield "wait", "scattered"
+    yield "work", False, 100
+
+
 def around(rank: int, ranks: int) -> Iterator[Part]:
     """Yield a step whose keys go around a ring of ranks, each beside the work for those before."""
     following, before = (rank + 1) % ranks, (rank - 1) % ranks
@@ -85,13 +145,11 @@ class Played:
         batches: int = 8,
         replicas: int = 1,
         slower: float = 1.0,
-        ring: int = 0,
+        programs: Sequence[Iterator[Part]] = (),
     ) -> None:
-        world = ring or stages * replicas
-        self.programs = [
-            list(around(rank, ring) if ring else stage(rank, stages, batches, replicas, slower))
-            for rank in range(world)
-        ]
+        world = len(programs) or stages * replicas
+        of_stages = (stage(rank, stages, batches, replicas, slower) for rank in range(world))
+        self.programs = [list(parts) for parts in programs or of_stages]
         self.rate_gbps, self.now = rate_gbps, [0.0] * world
         self.jobs = [Job(rank, world) for rank in range(world)]
         self.free: dict[Any, float] = {}
@@ -125,7 +183,8 @@ class Played:
                         _, op, name, ranks, size = part
                         numbered = rank, op, ranks
                         count[numbered] = count.get(numbered, 0) + 1
-                        key = names[rank][name] = ranks, op == "allreduce", count[numbered]
+                        kind = "transfer" if op in ("send", "recv") else op
+                        key = names[rank][name] = ranks, kind, count[numbered]
                         come.setdefault(key, {})[rank] = (self.now[rank], launch, op)
                         if len(come[key]) == len(ranks):
                             over[key] = self._sent(come[key], ranks, size)
@@ -142,17 +201,22 @@ class Played:
         self, come: dict[int, tuple[float, float, str]], ranks: tuple[int, ...], size: int
     ) -> float:
         begin = {rank: max(at, self.free.get((rank, ranks), 0)) for rank, (at, *_) in come.items()}
-        is_sum = any(op == "allreduce" for *_, op in come.values())
-        times = 2 * (len(ranks) - 1) / len(ranks) if is_sum else 1
+        (*_, op), *_ = come.values()
+        share = (len(ranks) - 1) / len(ranks)
+        times = 1 if op in ("send", "recv") else share * (2 if op == "allreduce" else 1)
         end = max(begin.values()) + START_US + times * 8e-3 * size / self.rate_gbps
         for rank, (_, launch, op) in come.items():
             self.free[rank, ranks] = end
             named = {"Collective name": op, "Group size": len(ranks)}
-            if op != "allreduce":
+            if op in ("send", "recv"):
                 named |= {"Src Rank": ranks[0], "Dst Rank": ranks[1]}
+            if op == "_allgather_base":
+                named |= {"In msg nelems": size // 4 // len(ranks)}
+            if op == "_reduce_scatter_base":
+                named |= {"Out msg nelems": size // 4 // len(ranks)}
             args = reduced(size // 4, str(min(ranks)), str([*sorted(ranks)])) | named
             stream = 10 + hash(ranks) % 1000
-            name = KERNELS["allreduce" if op == "allreduce" else "send"]
+            name = KERNELS["send" if op == "recv" else op]
             self.jobs[rank].kernel(name, begin[rank], end, launch=launch, stream=stream, **args)
         return end
 
@@ -192,14 +256,82 @@ def test_the_stages_of_a_pipeline_are_played_together(
 
 
 def test_transfers_around_a_ring_are_needed_where_the_next_work_begins(tmp_path: Path) -> None:
-    run = Played(200, ring=4).traced(tmp_path)
+    run = Played(200, programs=[around(rank, 4) for rank in range(4)]).traced(tmp_path)
     rates_gbps = (25, 50, 100, 400)
     asked = MEASURED | {"line_rate": "200Gbps"}
     table = fw.whatif(run, **asked, bandwidth=[f"{rate}Gbps" for rate in rates_gbps])
     for row, rate_gbps in enumerate(rates_gbps):
-        step_s = Played(rate_gbps, ring=4).length_us * 1e-6
+        true = Played(rate_gbps, programs=[around(rank, 4) for rank in range(4)])
+        step_s = true.length_us * 1e-6
         assert table["step_s"][row] == pytest.approx(step_s, rel=0.05)
         assert table.interval_s[0][row] <= step_s <= table.interval_s[1][row]
+
+
+@pytest.mark.parametrize(
+    ("parts", "recorded_gbps"),
+    [(sharded_stage, 20), (sharded_stage, 100), (partial(sharded_ring, handed_bytes=64), 20)],
+    ids=["stages", "fast stages", "flags"],
+)
+def test_shards_beside_transfers_are_needed_where_their_layers_begin(
+    tmp_path: Path, parts: Any, recorded_gbps: int
+) -> None:
+    run = Played(recorded_gbps, programs=[parts(rank) for rank in range(4)]).traced(tmp_path)
+    rates_gbps = (20, 50, 100, 400)
+    asked = MEASURED | {"line_rate": f"{recorded_gbps}Gbps"}
+    table = fw.whatif(run, **asked, bandwidth=[f"{rate}Gbps" for rate in rates_gbps])
+    for row, rate_gbps in enumerate(rates_gbps):
+        true = Played(rate_gbps, programs=[parts(rank) for rank in range(4)])
+        step_s = true.length_us * 1e-6
+        assert table["step_s"][row] == pytest.approx(step_s, rel=0.05)
+        assert table.interval_s[0][row] <= step_s <= table.interval_s[1][row]
+
+
+@pytest.mark.parametrize("recorded_gbps", [10, 100])
+@pytest.mark.parametrize("waits", [False, True], ids=["queued", "waited for"])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_transfers_that_queue_leave_in_turn_and_a_rank_may_wait_for_its_own(
+    tmp_path: Path, stages: int, waits: bool, recorded_gbps: int
+) -> None:
+    def at_rate(rate_gbps: int) -> Played:
+        ranks = range(stages)
+        programs = [all_forward_first(rank, stages, waits=waits) for rank in ranks]
+        return Played(rate_gbps, programs=programs)
+
+    run = at_rate(recorded_gbps).traced(tmp_path)
+    rates_gbps = (10, 25, 50, 100, 400)
+    asked = MEASURED | {"line_rate": f"{recorded_gbps}Gbps"}
+    table = fw.whatif(run, **asked, bandwidth=[f"{rate}Gbps" for rate in rates_gbps])
+    for row, rate_gbps in enumerate(rates_gbps):
+        step_s = at_rate(rate_gbps).length_us * 1e-6
+        assert table["step_s"][row] == pytest.approx(step_s, rel=0.04)
+        assert table.interval_s[0][row] <= step_s <= table.interval_s[1][row]
+
+
+def test_a_transfer_of_two_stages_stays_between_two_ranks_of_more_workers(tmp_path: Path) -> None:
+    run = Played(20, stages=2, batches=4).traced(tmp_path)
+    steps_s = fw.whatif(run, **MEASURED, line_rate="20Gbps", workers=[2, 4, 16])["step_s"]
+    assert steps_s.tolist() == pytest.approx([steps_s[0]] * 3, rel=0.02)
+
+
+def test_replicas_of_stages_have_the_gradients_of_their_last_batch_alone(tmp_path: Path) -> None:
+    played = Played(20, stages=2, batches=4, replicas=2)
+    programs = []
+    for rank, parts in enumerate(played.programs):
+        last = max(number for number, part in enumerate(parts) if part[:2] == ("work", True))
+        halves: list[Part] = []
+        for number in (0, 1):
+            own = "gradients", number
+            halves.append(("work", True, 1000))
+            pair = (rank // 2 * 2, rank // 2 * 2 + 1)
+            halves.append(("send", "allreduce", own, pair, GRADIENTS // 2))
+        rest = [part for part in parts[last + 1 :] if "gradients" not in part]
+        waits = [("wait", ("gradients", number)) for number in (0, 1)]
+        at = next(number for number, part in enumerate(rest) if part[0] == "work")
+        programs.append(iter([*parts[:last], *halves, *rest[:at], *waits, *rest[at:]]))
+    step_s = Played(20, programs=programs).length_us * 1e-6
+    asked = MEASURED | {"line_rate": "20Gbps", "buckets": "ddp:24MB"}
+    predicted_s = fw.whatif(played.traced(tmp_path), **asked)["step_s"][0]
+    assert predicted_s == pytest.approx(step_s, rel=0.02)
 
 
 def test_stages_at_other_speeds_equal_the_points_of_their_grid(tmp_path: Path) -> None:
@@ -210,9 +342,12 @@ def test_stages_at_other_speeds_equal_the_points_of_their_grid(tmp_path: Path) -
         assert grid["step_s"][row] == fw.whatif(run, **asked, compute_speed=speed)["step_s"][0]
 
 
-def test_stages_that_wait_for_each_other_are_a_bubble_and_no_late_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("group_names", ["PIPELINE_MODEL_PARALLEL_GROUP: 0 1 2", None])
+def test_stages_that_wait_for_each_other_are_a_bubble_and_no_late_ranks(
+    tmp_path: Path, group_names: str | None
+) -> None:
     run = Played(100, stages=4, batches=4).traced(tmp_path)
-    facts = dataclasses.replace(run.facts, group_names="PIPELINE_MODEL_PARALLEL_GROUP: 0 1 2")
+    facts = dataclasses.replace(run.facts, group_names=group_names)
     found = fw.explain(dataclasses.replace(run, facts=facts), bandwidth="100Gbps")
     assert found.verdict.kind == "bubble"
     assert found.account["straggler"] < 0.01 * found.step_s
@@ -233,3 +368,32 @@ def test_a_written_prediction_of_a_pipeline_has_its_bubble_and_predicts_no_other
     assert found.account["straggler"] == 0
     with pytest.raises(UsageError, match="ask the run that it was predicted from"):
         fw.whatif(written, bandwidth="10Gbps")
+
+
+def test_a_written_pipeline_without_a_bubble_predicts_no_other_either(tmp_path: Path) -> None:
+    run = Played(20, stages=2, batches=4).traced(tmp_path)
+    asked: dict[str, Any] = {"line_rate": "20Gbps", "bandwidth": "20Gbps"}
+    written = fw.replay(run, **asked, **MEASURED)
+    assert "bubble" not in written.spans.name
+    with pytest.raises(UsageError, match="ask the run that it was predicted from"):
+        fw.whatif(written, bandwidth="10Gbps")
+
+
+def test_ranks_of_a_ring_are_no_stages_of_a_pipeline(tmp_path: Path) -> None:
+    run = Played(20, programs=[around(rank, 4) for rank in range(4)]).traced(tmp_path)
+    written = fw.replay(run, line_rate="20Gbps", bandwidth="20Gbps", **MEASURED)
+    for each in (run, written):
+        assert fw.explain(each, bandwidth="20Gbps").account["bubble"] == 0
+    assert fw.whatif(written, bandwidth="40Gbps")["step_s"][0] > 0
+
+
+@pytest.mark.parametrize("unsized", [("send", "recv"), ("recv",)], ids=["both", "received"])
+def test_a_pipeline_without_all_sizes_is_refused(tmp_path: Path, unsized: tuple[str, ...]) -> None:
+    played = Played(100, stages=2, batches=4)
+    for job in played.jobs:
+        for event in job.events:
+            if event.get("args", {}).get("Collective name") in unsized:
+                for name in ("In msg nelems", "Out msg nelems", "dtype"):
+                    event["args"].pop(name, None)
+    with pytest.raises(DamagedInput, match="collectives the size is not told"):
+        fw.whatif(played.traced(tmp_path), line_rate="100Gbps", bandwidth="200Gbps")

@@ -153,6 +153,20 @@ def bucketed(layers: int) -> Iterator[Part]:
     yield "work", False, 50
 
 
+def with_a_last_bucket(size: int, *, and_a_norm: bool) -> Iterator[Part]:
+    """Yield a step whose last bucket is small, and perhaps a norm that is made of the gradients."""
+    yield "work", False, 800
+    for sent_bytes in (SIZE, SIZE, SIZE, size):
+        yield "work", True, 400
+        yield "send", "allreduce", "1", "gradients", sent_bytes
+    yield "wait", "gradients"
+    yield "work", False, 50
+    if and_a_norm:
+        yield "send", "allreduce", "1", "norm", 4
+        yield "wait", "norm"
+        yield "work", False, 50
+
+
 def in_rounds() -> Iterator[Part]:
     """Yield a step that sends nothing and lacks the optimizer, and one with buckets."""
     yield "work", False, 800
@@ -446,6 +460,15 @@ def test_a_trace_of_split_layers_without_all_sizes_is_refused(tmp_path: Path) ->
         job.write(tmp_path / f"{rank}.json")
     with pytest.raises(DamagedInput, match="the size is not told"):
         fw.whatif(read(tmp_path), line_rate="100Gbps", bandwidth="200Gbps")
+
+
+@pytest.mark.parametrize("and_a_norm", [False, True])
+def test_a_small_last_bucket_holds_gradients_and_a_norm_of_them_does_not(
+    tmp_path: Path, and_a_norm: bool
+) -> None:
+    run = traced(tmp_path, lambda: with_a_last_bucket(704, and_a_norm=and_a_norm))
+    first = run.gradients.rows((run.gradients.rank == 0) & (run.gradients.step == 1))
+    assert first.bytes.tolist() == [SIZE, SIZE, SIZE, 704]
 
 
 def test_a_written_prediction_without_gradients_predicts_too(tmp_path: Path) -> None:

@@ -111,6 +111,11 @@ class Facts:
     gradient_sets: int | None = fact(
         "sets of gradients that the passes of a step make; 1 where all add up", _AT_LEAST_ONE
     )
+    stages: int | None = fact(
+        "ranks of the pipeline that a predicted step is played in, where it is one of them",
+        _AT_LEAST_ONE,
+        may_be_none=True,
+    )
     step_samples: int | None = fact("samples of all workers in one step", _AT_LEAST_ONE)
     local_steps: int | None = fact(
         "steps of a worker of its own to each sum", _AT_LEAST_ONE, may_be_none=True

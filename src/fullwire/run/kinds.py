@@ -43,6 +43,7 @@ _BYTES_DIFFER = 0.05  # of the most bytes of a step: a logged loss makes no kind
 _SHARE_OFF = 0.005  # of all: usual steps of a kind may be so many more or fewer than its share
 LAST, EARLIER = "backward", "earlier backward"  # as the recorder names a step's backward passes
 EARLIER_FORWARD = "earlier forward"
+QUEUED = "queued"  # a transfer, from the end of the work that made it, until its line is free
 LAYERS = "layers"  # of a simulated step of shards: computing between waits for them
 LATE_PART = 4  # of a pass: its last bucket leaves no later than that after its end
 

@@ -1,4 +1,4 @@
-"""Sums that the layers of a model need where each layer is split over ranks.
+"""Collectives that tell how a model is split over ranks: by parts of layers, or by layers.
 
 The forward pass sums the layers' outputs, and the backward pass sums what corresponds to them, in
 one group and of one size. Gradients are summed in the backward pass alone. That a pass waits for a
@@ -13,10 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.run.run import Text, Whole
+from fullwire.run.run import Collectives, Text, Whole
 
 _SUMS = ("allreduce", "reducescatter")
 LEAST_BYTES = 1024  # a loss and a count of tokens are smaller, and are no layer's
+_AT_ONCE_NS = 20_000  # from a transfer to the one of the other direction
 
 
 def are_of_split_layers(
@@ -54,3 +55,24 @@ def are_of_split_layers(
         if not as_many or (kind, first[kind]) in with_some
     }
     return np.array([kind in layers for kind in kinds], bool)
+
+
+def are_between_stages(rows: Collectives) -> NDArray[np.bool_]:
+    """Return which transfers hand work on from one stage of a pipeline to another.
+
+    Around a ring, each rank takes something at the moment when it hands something on. The last
+    stage of a pipeline takes a batch, and hands it back after its passes.
+    """
+    are_work = np.isin(rows.op, ("send", "recv")) & (rows.bytes >= LEAST_BYTES)
+    places = np.flatnonzero(are_work & (rows.step >= 0))
+    places = places[np.lexsort((rows.issue_ns[places], rows.rank[places]))]
+    is_taken = rows.op[places] == "recv"
+    taken, sent = places[is_taken], places[~is_taken]
+    if not (len(taken) and len(sent)):
+        return np.zeros(len(rows), bool)
+    if not np.array_equal(rows.rank[taken], rows.rank[sent]):
+        return are_work
+    rank = np.unique(rows.rank[sent], return_inverse=True)[1].reshape(-1)
+    is_apart = np.abs(rows.issue_ns[taken] - rows.issue_ns[sent]) > _AT_ONCE_NS
+    is_stage = 2 * np.bincount(rank, is_apart) > np.bincount(rank)
+    return are_work & is_stage.any()

@@ -25,7 +25,9 @@ from numpy.typing import NDArray
 
 from fullwire.collectives.cost import Floats
 from fullwire.run.intervals import union, within, without
+from fullwire.run.kinds import QUEUED
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Text, Whole
+from fullwire.run.split_layers import are_between_stages
 from fullwire.run.usual import MOST_SLOWED
 
 _SOON_NS = 20_000  # a device goes on so soon after the event that it waited for
@@ -99,6 +101,7 @@ class Stages:
     over: tuple[float, ...]  # by rank, the share of `own_ns` that its step takes
     own_ns: int  # of the recorded step of the slowest rank: all but the waits
     untold_slowing: float = 0.0
+    are_a_ring: bool = False  # rather, of ranks alike
 
     def of(self, places: Sequence[int]) -> Stages:
         """Return the stages where only some of the collectives' times are given, in this order."""
@@ -160,31 +163,50 @@ def course_of(run: Run, rows: Collectives, step_ns: tuple[int, int], passed_ns: 
     - `passed_ns`: when its backward pass was over.
     """
 
-    def of_step(table: _Table) -> _Table:
-        return table.rows((table.rank == rows.rank[0]) & (table.step == rows.step[0]))
-
-    spans, ready_ns = of_step(run.spans), of_step(run.gradients).ready_ns
-    computing = spans.rows(spans.lane == "compute")
     order = np.lexsort((rows.end_ns, rows.issue_ns))
-    start_ns, end_ns = rows.issue_ns[order], rows.end_ns[order]
-    is_gather, is_scatter = rows.op[order] == "allgather", rows.op[order] == "reducescatter"
-    progress, waited_for = _progress(start_ns, end_ns, is_gather, computing, step_ns[0])
+    rows = rows.rows(order)
+    spans = _of_step(run.spans, rows)
+    computing = spans.rows(spans.lane == "compute")
+    is_gather = rows.op == "allgather"
+    progress, waited_for = _progress(rows.issue_ns, rows.end_ns, is_gather, computing, step_ns[0])
+    own_ns = max(int(progress.at(np.array([step_ns[1]]))[0]), 1)
+    course = (
+        (moment / own_ns, int(order[place]), turn == _NEEDED)
+        for moment, turn, place in _events_of_shards(run, rows, progress, waited_for, passed_ns)
+    )
+    return Course(tuple(course), own_ns, _untold_slowing(run))
+
+
+def _of_step(table: _Table, rows: Collectives) -> _Table:
+    return table.rows((table.rank == rows.rank[0]) & (table.step == rows.step[0]))
+
+
+def _events_of_shards(
+    run: Run, rows: Collectives, progress: _Progress, waited_for: Whole, passed_ns: int
+) -> list[tuple[int, int, int]]:
+    """Return in order when collectives are ready and needed: the own time, the turn, and the row.
+
+    The rows are in the order of their beginnings, and `waited_for` tells where computing waited.
+    """
+    start_ns, end_ns, ready_ns = rows.issue_ns, rows.end_ns, _of_step(run.gradients, rows).ready_ns
+    is_gather, is_scatter = rows.op == "allgather", rows.op == "reducescatter"
     issued_ns = start_ns.copy()
     if is_scatter.sum() == len(ready_ns):
         issued_ns[is_scatter] = np.minimum(np.sort(ready_ns), start_ns[is_scatter])
-    busy_until_ns = np.append([step_ns[0] - 2 * _SOON_NS], np.maximum.accumulate(end_ns)[:-1])
+    busy_until_ns = np.append(
+        [progress.start_ns - 2 * _SOON_NS], np.maximum.accumulate(end_ns)[:-1]
+    )
     is_queued = start_ns <= busy_until_ns + _SOON_NS
     begun, over = progress.at(issued_ns), progress.at(end_ns)
     passed = int(progress.at(np.array([passed_ns]))[0])
     begins_layer = is_scatter | (is_gather & ~is_queued) | (is_gather & (waited_for >= 0))
     layers = np.unique(np.where(is_gather & (waited_for >= 0), waited_for, begun)[begins_layer])
     amidst = progress.is_amidst(start_ns)
-    own_ns = max(int(progress.at(np.array([step_ns[1]]))[0]), 1)
-    sources = _sources(start_ns, end_ns, rows.op[order])
+    sources = _sources(start_ns, end_ns, rows.op)
     events: list[tuple[int, int, int, int]] = []  # the computing done, the order there, the place
     moments: list[int] = []
     latest = needed = ready = 0  # of the collectives so far, and of the gathers among them
-    for place in range(len(order)):
+    for place in range(len(rows)):
         moment, turn = int(begun[place]), _BEFORE
         need = int(waited_for[place])
         if is_gather[place]:
@@ -207,11 +229,7 @@ def course_of(run: Run, rows: Collectives, step_ns: tuple[int, int], passed_ns: 
         events.append((moment, turn, len(events), place))
         if need >= 0:
             events.append((need, _NEEDED, len(events), place))
-    course = (
-        (moment / own_ns, int(order[place]), turn == _NEEDED)
-        for moment, turn, _, place in sorted(events)
-    )
-    return Course(tuple(course), own_ns, _untold_slowing(run))
+    return [(moment, turn, place) for moment, turn, _, place in sorted(events)]
 
 
 def _untold_slowing(run: Run) -> float:
@@ -224,18 +242,15 @@ def stages_of(
     rows: Collectives,
     buckets: Collectives,
     first: int,
-    steps_ns: Mapping[int, tuple[int, int]],
+    steps_ns: Mapping[int, tuple[int, int, int]],
 ) -> Stages | None:
     """Return the courses of the ranks that make a pipeline with the first one, or None.
 
     - `rows`: the collectives of a step of all ranks, but for the buckets of gradients. The times of
       the first rank's are given.
-    - `steps_ns`: when the step of each rank began and ended.
+    - `steps_ns`: when the step of each rank began and ended, and its backward pass was over.
     """
-    kinds_of_rows = ["transfer" if op in _TRANSFERS else str(op) for op in rows.op]
-    keys = zip(rows.group.astype(str).tolist(), kinds_of_rows, rows.sequence.tolist(), strict=True)
-    number: dict[tuple[str, str, int], int] = {}
-    matched = np.array([number.setdefault(key, len(number)) for key in keys], np.int64)
+    matched = matched_rows(rows)
     ranks = _of_one_pipeline(rows, matched, first)
     if len(ranks) < 2 or not set(ranks) <= set(steps_ns):
         return None
@@ -264,7 +279,26 @@ def stages_of(
         over=tuple(own / most_ns for own in own_ns),
         own_ns=most_ns,
         untold_slowing=_untold_slowing(run),
+        are_a_ring=not are_between_stages(rows).any(),
     )
+
+
+def matched_rows(rows: Collectives) -> Whole:
+    """Return the number of the collective that each row is one rank's part of.
+
+    A trace without sequences is numbered by operation. A transfer has a sender and a receiver. The
+    numbers are in the order of groups, then of operations, and then of sequences.
+    """
+    ops = np.where(np.isin(rows.op, _TRANSFERS), "transfer", rows.op).astype(str)
+    group, kind = (
+        np.unique(names, return_inverse=True)[1].reshape(-1)
+        for names in (rows.group.astype(str), ops)
+    )
+    order = np.lexsort((rows.sequence, kind, group))
+    keys = np.stack([group, kind, rows.sequence])[:, order]
+    number = np.zeros(len(rows), np.int64)
+    number[order[1:]] = np.cumsum((keys[:, 1:] != keys[:, :-1]).any(axis=0))
+    return number
 
 
 def _of_one_pipeline(rows: Collectives, matched: Whole, first: int) -> list[int]:
@@ -298,19 +332,18 @@ def _places_of_kinds(rows: Collectives, first: int) -> Callable[[int], tuple[int
 
 
 def _events_of_rank(
-    run: Run, rows: Collectives, buckets: Collectives, step_ns: tuple[int, int]
+    run: Run, rows: Collectives, buckets: Collectives, step_ns: tuple[int, int, int]
 ) -> tuple[list[tuple[int, int, int]], int]:
     """Return a rank's events, each with its own time, turn and row, and its own time in the step.
 
     It waits for buckets too, but only their own replay tells how long.
     """
-    spans = run.spans
-    computing = spans.rows(
-        (spans.rank == rows.rank[0]) & (spans.step == rows.step[0]) & (spans.lane == "compute")
-    )
+    spans = _of_step(run.spans, rows)
+    computing = spans.rows(spans.lane == "compute")
     start_ns = np.append(rows.issue_ns, buckets.issue_ns)
     end_ns = np.append(rows.end_ns, buckets.end_ns)
-    is_awaited = np.append(rows.op == "recv", np.zeros(len(buckets), bool))
+    is_awaited = np.isin(rows.op, ("recv", "allgather"))
+    is_awaited = np.append(is_awaited, np.zeros(len(buckets), bool))
     progress, waited_for = _progress(start_ns, end_ns, is_awaited, computing, step_ns[0])
     begun, over = progress.at(rows.issue_ns), progress.at(rows.end_ns)
     # One that was hidden is needed where the next work begins: there the rank comes to another one.
@@ -319,31 +352,55 @@ def _events_of_rank(
     needed = np.where(following < 2**62, following, over)
     needed[rows.op == "send"] = -1
     needed = np.where(waited_for[: len(rows)] >= 0, waited_for[: len(rows)], needed)
-    come = _come(rows, begun, np.unique(needed[rows.op == "recv"]))
-    events = [(at, _COME, row) for row, at in enumerate(come.tolist())]
-    for row in np.flatnonzero(needed >= 0).tolist():
-        events.append((max(int(needed[row]), int(come[row])), _NEEDED, row))
+    # A queued transfer is made when the work before it is over.
+    queued = spans.rows((spans.lane == "host") & (spans.name == QUEUED))
+    made_ns = dict(zip(queued.end_ns.tolist(), queued.start_ns.tolist(), strict=True))
+    come_ns = [made_ns.get(at, at) for at in rows.issue_ns.tolist()]
+    come = np.where(rows.op == "send", progress.at(np.array(come_ns, np.int64)), begun)
+    is_waited, turns = _sends_waited_for(rows, begun, over)
+    needed[is_waited] = over[is_waited]
+    is_shard = np.isin(rows.op, ("allgather", "reducescatter"))
+    last = len(rows)
+    events = [
+        (int(come[row]), turns[row], _COME, row) for row in np.flatnonzero(~is_shard).tolist()
+    ]
+    for row in np.flatnonzero((needed >= 0) & ~is_shard).tolist():
+        turn = turns[row] if is_waited[row] else last
+        events.append((max(int(needed[row]), int(come[row])), turn, _NEEDED, row))
+    if is_shard.any():
+        own = np.flatnonzero(is_shard)[np.lexsort((rows.end_ns[is_shard], rows.issue_ns[is_shard]))]
+        shards = rows.rows(own)
+        events += [
+            (at, last if turn != _BEFORE else turns[own[place]], turn, int(own[place]))
+            for at, turn, place in _events_of_shards(
+                run, shards, progress, waited_for[own], step_ns[2]
+            )
+        ]
     # A rank comes to all that it can before it waits, in the order of its device.
-    return sorted(events, key=lambda event: event[:2]), int(progress.at(np.array(step_ns[1:]))[0])
+    events.sort(key=lambda event: event[:3])
+    ordered = [(at, _NEEDED if turn == _NEEDED else _COME, row) for at, _, turn, row in events]
+    return ordered, int(progress.at(np.array([step_ns[1]]))[0])
 
 
-def _come(rows: Collectives, begun: Whole, needs: Whole) -> Whole:
-    """Return when a rank came to each collective, in its own time.
+def _sends_waited_for(
+    rows: Collectives, begun: Whole, over: Whole
+) -> tuple[NDArray[np.bool_], list[int]]:
+    """Return the sends that a rank waits for before it comes to another collective, and the turns.
 
-    A transfer that began as soon as another one had left its line may have waited for that. Then
-    its stage made it before it next needed one, after it had made the one before.
+    Nothing is computed from the beginning of such a send until another collective begins, as soon
+    as the send has ended. That one has a later turn at the same own time. A collective that was
+    queued on a line of its own tells nothing.
     """
-    come = begun.copy()
-    before: dict[str, int] = {}
+    is_waited, turns, turn = np.zeros(len(rows), bool), [0] * len(rows), 0
+    before, on_line = -1, dict[str, int]()
     for row in np.argsort(rows.issue_ns, kind="stable").tolist():
-        other = before.get(str(rows.group[row]))
-        if rows.op[row] == "send" and other is not None:
-            is_queued = rows.issue_ns[row] <= rows.end_ns[other] + _SOON_NS
-            later = needs[np.searchsorted(needs, come[other], side="right") :]
-            if is_queued and len(later):
-                come[row] = min(begun[row], later[0])
-        before[str(rows.group[row])] = row
-    return come
+        at_ns, line = int(rows.issue_ns[row]), str(rows.group[row])
+        if before >= 0 and rows.op[before] == "send" and at_ns > on_line.get(line, -1) + _SOON_NS:
+            is_idle = begun[before] == over[before] == begun[row]
+            is_waited[before] = is_idle and 0 <= at_ns - rows.end_ns[before] <= _SOON_NS
+            turn += int(is_waited[before])
+        turns[row], before, on_line[line] = turn, row, int(rows.end_ns[row])
+    return is_waited, turns
 
 
 def _in_order(

@@ -86,7 +86,8 @@ def meetings_of(run: Run, table: Steps, buckets: Collectives) -> Meetings | None
         return None
     # Sums go in order, so those so far have ended with the last of them.
     all_over_ns = np.maximum.accumulate(buckets.end_ns[in_buckets], axis=2)
-    chosen = [place for place, count in enumerate(counts[0, 0].tolist()) if count]
+    # After a pass under `no_sync`, the sums of the pass before have been waited for already.
+    chosen = np.flatnonzero(np.diff(counts[0, 0], prepend=0))
     gradients = counts[0, 0, chosen]
     passed_ns, over_ns = passed_ns[:, :, chosen], all_over_ns[:, :, gradients - 1]
     over_ns = np.maximum(over_ns, passed_ns)

@@ -18,9 +18,9 @@ from fullwire.run.kinds import LAYERS, usual_step_s
 from fullwire.run.placement import ranks_per_processor, sums_on_processors
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Spans, Whole
-from fullwire.run.split_layers import are_of_split_layers
+from fullwire.run.split_layers import LEAST_BYTES, are_of_split_layers
 from fullwire.run.usual import local_steps_of
-from fullwire.simulation.beside_layers import Course, Stages
+from fullwire.simulation.beside_layers import Course, Stages, matched_rows
 from fullwire.simulation.described_groups import descriptions_of
 
 # The bytes of their sums, at most: halves of a float summed as whole ones.
@@ -65,6 +65,13 @@ class Others:
     def untold_slowing(self) -> float:
         """Return the most slowing of computing beside a course that no kernels tell."""
         return 0.0 if self.course is None else self.course.untold_slowing
+
+    @property
+    def stages(self) -> int | None:
+        """Return the ranks of the pipeline that the step is played in, if it is one."""
+        if not isinstance(self.course, Stages) or self.course.are_a_ring:
+            return None
+        return len(self.course.over)
 
     @property
     def shards(self) -> int:
@@ -215,8 +222,12 @@ def shows_devices(run: Run) -> bool:
 
 
 def is_pipeline(run: Run, rows: Collectives) -> bool:
-    """Say whether devices hand these on and take others, as stages of a pipeline do."""
-    return shows_devices(run) and {"send", "recv"} <= set(rows.op.tolist())
+    """Say whether devices hand these on and take others, as stages of a pipeline do.
+
+    A flag or a count is no work that is handed on.
+    """
+    is_work = rows.bytes >= LEAST_BYTES
+    return shows_devices(run) and {"send", "recv"} <= set(rows.op[is_work].tolist())
 
 
 def exposed_by_rank(
@@ -284,19 +295,19 @@ def are_buckets(run: Run, rows: Collectives, is_sum: NDArray[np.bool_]) -> NDArr
 
 
 def splits_model(run: Run, backwards: Spans) -> bool:
-    """Return whether a trace shows the sums of layers that are split over ranks, and all sizes.
+    """Return whether a trace shows all sizes, and the sums of layers that are split over ranks.
 
     Or it shows all stages of a pipeline. Such a trace may show no gradients, as each rank keeps its
     own. Neither does a step that was simulated from it.
     """
     rows = run.collectives.rows(run.collectives.step >= 0)
+    if (rows.dtype == SIZE_UNKNOWN).any():
+        return False
     if is_pipeline(run, rows) and len(np.unique(rows.rank)) == run.facts.workers:
         return True
     if run.provenance.origin == "simulated":
         return run.facts.buckets is None and len(rows) > 0
     if run.provenance.origin != "imported" or run.facts.buckets is not None:
-        return False
-    if (rows.dtype == SIZE_UNKNOWN).any():
         return False
     return bool(_are_of_layers(run, rows, backwards).any())
 
@@ -409,12 +420,9 @@ def _of_all_ranks(rows: Collectives, fewest: int) -> tuple[Whole, Whole, NDArray
     begin is unknown. So is one that the first rank has no part in.
     """
     groups = np.unique(rows.group.astype(str), return_inverse=True)[1]
-    # A trace without sequences is numbered by operation. A transfer has a sender and a receiver.
-    ops = np.where(np.isin(rows.op, ("send", "recv")), "sendrecv", rows.op).astype(str)
-    kinds = np.unique(ops, return_inverse=True)[1]
-    order = np.lexsort((rows.rank, rows.sequence, kinds, groups))
-    key = np.stack([groups[order], kinds[order], rows.sequence[order]])
-    begins = np.flatnonzero(np.append([True], (key[:, 1:] != key[:, :-1]).any(axis=0)))
+    number = matched_rows(rows)
+    order = np.lexsort((rows.rank, number))
+    begins = np.flatnonzero(np.append([True], np.diff(number[order]) > 0))
     if not len(order):
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.intp)
     count = np.diff(np.append(begins, len(order)))

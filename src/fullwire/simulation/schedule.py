@@ -96,13 +96,14 @@ def with_gradients_spread(step: Step) -> Step:
     """Return the step with gradients in place of each recorded bucket of them.
 
     A trace shows buckets alone. Their gradients are taken to be alike, and to have become ready at
-    a steady pace since the bucket before.
+    a steady pace since the bucket before, or since the passes before that sum nothing.
     """
     pieces = np.clip(-(-step.bytes // _PIECE_BYTES), 1, _MOST_PIECES)
     bucket = np.repeat(np.arange(len(pieces)), pieces)
     number = np.arange(len(bucket)) - (np.cumsum(pieces) - pieces)[bucket]
     count, size = pieces[bucket], step.bytes[bucket]
-    since_ns = np.append([0], step.ready_ns[:-1])[bucket]
+    begun_ns = min(round(step.earlier_share * step.backward_ns), int(step.ready_ns[0]))
+    since_ns = np.append([begun_ns], step.ready_ns[:-1])[bucket]
     took_ns = step.ready_ns[bucket] - since_ns
     before = np.append([0], np.cumsum(pieces)).tolist()
     return replace(
@@ -153,6 +154,8 @@ def fifo_lane_s(step: Step, buckets: Buckets, cost_s: Iterable[Floats]) -> Lane:
         end_s = np.maximum(end_s, leaves, out=end_s if end_s.shape == cost.shape else None)
         end_s = np.add(end_s, cost, out=end_s if end_s.shape == cost.shape else None)
         busy_s = np.add(busy_s, cost, out=busy_s if busy_s.shape == cost.shape else None)
+    if len(buckets.ready_ns) in at_s:  # the last pass sends nothing
+        stalled_s = np.maximum(end_s - at_s[len(buckets.ready_ns)], stalled_s)
     return Lane(end_s, busy_s, stalled_s)
 
 
@@ -206,6 +209,8 @@ def timeline_of(
     stalled_s: Floats = np.zeros(())
     ready_s, first = (buckets.ready_ns * 1e-9).tolist(), 0
     for last, at_s in [*meetings_s(step, buckets), (len(ready_s), math.inf)]:
+        if last == first:  # the last pass sends nothing
+            continue
         of_pass = on_lane(ready_s[first:last], cost_s[first:last])
         starts += [start_s + stalled_s for start_s in of_pass.start_s]
         ends += [end_s + stalled_s for end_s in of_pass.end_s]

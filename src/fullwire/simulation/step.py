@@ -24,6 +24,7 @@ class Step:
     forward_ns: int  # from the start of the step to the start of the backward pass
     backward_ns: int
     ready_ns: Whole  # after the backward pass began
+    earlier_share: float = 0.0  # of the backward pass: passes before the last, without sums
     bytes: Whole
     meetings: tuple[Meeting, ...] = ()
     is_estimated: bool  # taken from a run of several workers: its own waiting is left out
@@ -106,7 +107,8 @@ class Step:
 
     def summed_once(self) -> Step:
         """Return the step with the sums of its last pass alone."""
-        first = self.meetings[-1].gradients if self.meetings else 0
+        counts = (each.gradients for each in self.meetings)
+        first = max((count for count in counts if count < len(self.bytes)), default=0)
         return replace(
             self,
             others=self.others.of_the_last_pass(),

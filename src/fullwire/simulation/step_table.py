@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fullwire.collectives.cost import Floats
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.kinds import kinds_of
-from fullwire.run.run import Gradients, Run, Spans, Whole
+from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
 from fullwire.run.usual import shared_steps
 from fullwire.simulation import groups
 
@@ -88,7 +88,7 @@ class Steps:
 def table_of_steps(run: Run) -> Steps:
     """Return the moments of a run's whole steps; refuse a run that has none, or impossible ones."""
     marks = _spans_named(run, "host", "step")
-    if ((run.spans.lane == "host") & (run.spans.name == "bubble")).any():
+    if run.facts.stages is not None:
         _refuse(
             run,
             "it is the written step of one stage of a pipeline, and does not tell when other "
@@ -189,7 +189,9 @@ def _counted(table: Spans | Gradients) -> dict[tuple[int, int], int]:
     return dict(sorted(counts.items()))
 
 
-def is_in(table: Spans | Gradients, ranks: Whole, numbers: Whole) -> NDArray[np.bool_]:
+def is_in(
+    table: Spans | Gradients | Collectives, ranks: Whole, numbers: Whole
+) -> NDArray[np.bool_]:
     """Say which rows are of these ranks and steps."""
     return np.isin(table.rank, ranks) & np.isin(table.step, numbers)
 

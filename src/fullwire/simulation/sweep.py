@@ -23,7 +23,7 @@ from fullwire.errors import UsageError
 from fullwire.run.facts import Facts
 from fullwire.run.kinds import EARLIER, EARLIER_FORWARD, LAST, LAYERS
 from fullwire.run.run import SLOWED, Collectives, Gradients, Lane, Provenance, Run, Spans, Whole
-from fullwire.simulation.beside_layers import Course, Stages
+from fullwire.simulation.beside_layers import Course
 from fullwire.simulation.grid import (
     AXES,
     BUCKET,
@@ -305,6 +305,7 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
             cluster=description,
             gradient_unit=None if subject.has_parameters else BUCKET,
             marked_passes=round(subject.passes) if layers else None,
+            stages=step.others.stages,
         )
         | conditions,
         spans=_spans(step, length_ns, sent, others_ns, layers or round(subject.passes)),
@@ -508,7 +509,7 @@ def _besides(
     # A wait within the passes is before the first message, beside which it would count as transfer.
     sends_ns = min([computed_ns, *(start_ns for start_ns, _ in sent)])
     within_ns = min(late_ns - after_ns, sends_ns)
-    name = "bubble" if isinstance(step.others.course, Stages) else "wait"
+    name = "bubble" if step.others.stages else "wait"
     for time_ns, end_ns in ((after_ns, until_ns), (within_ns, sends_ns)):
         if time_ns > 0:
             yield "host", name, end_ns - time_ns, end_ns

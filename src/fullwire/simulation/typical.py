@@ -32,6 +32,7 @@ from fullwire.run.kinds import EARLIER, kinds_of
 from fullwire.run.placement import ranks_per_processor
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Run, Spans, Whole
+from fullwire.run.split_layers import are_between_stages
 from fullwire.run.usual import local_steps_of, means_of_rounds, shared_steps
 from fullwire.simulation.beside_layers import Course, Stages, course_of, stages_of
 from fullwire.simulation.between_passes import Meetings, meetings_of, without_waits
@@ -116,6 +117,7 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
         forward_ns=forward_ns,
         backward_ns=backward_ns,
         ready_ns=np.maximum.accumulate(np.round(ready_ns).astype(np.int64)),
+        earlier_share=_earlier_share(run, table),
         bytes=sizes,
         meetings=meetings,
         is_estimated=own_workers > 1,
@@ -138,6 +140,28 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
         spread=spread.reshape(-1),
     )
     return step.on_processors_of_its_own(ranks_per_processor(run))
+
+
+def _earlier_share(run: Run, table: Steps) -> float:
+    """Return the share of the backward passes that is over before the last of several begins.
+
+    The last pass of a stage begins when it has taken the last batch. The share is 0 where passes
+    before the last sum gradients too.
+    """
+    spans, taken = run.spans, run.collectives
+    passes = spans.rows((spans.lane == "host") & (spans.name == EARLIER))
+    taken = taken.rows(are_between_stages(taken) & (taken.op == "recv"))
+    over_ns = np.array(table.backward_ns)
+    for rows in (passes, taken):
+        rows = rows.rows(is_in(rows, table.ranks, table.numbers))
+        place = np.searchsorted(table.ranks, rows.rank), np.searchsorted(table.numbers, rows.step)
+        is_within = rows.end_ns <= table.computed_ns[place]
+        np.maximum.at(over_ns, tuple(axis[is_within] for axis in place), rows.end_ns[is_within])
+    begin_ns, computed_ns = table.backward_ns.max(axis=0), table.computed_ns.max(axis=0)
+    early_ns = np.minimum(over_ns.max(axis=0), computed_ns) - begin_ns
+    if (table.ready_ns.max(axis=0)[:, 0] < over_ns.max(axis=0)).any():
+        return 0.0
+    return float((early_ns / np.maximum(computed_ns - begin_ns, 1))[table.usual].mean())
 
 
 def _waited_ns(run: Run, table: Steps) -> Whole:
@@ -356,14 +380,15 @@ def _others(
     if sum_gradients and not by_hand:
         sums = usual.rows(is_sum & (usual.issue_ns >= table.backward_ns[place]))
         growing, adds_up = summing_group(sums, members, int(table.bytes.sum()), workers)
+    counts, is_growing = np.array(among), usual.group.astype(str) == str(growing)
+    of_each = np.where(is_growing & (growing is not None), -(workers // counts), counts)
+    of_each[counts == workers] = 0
+    of_each[np.isin(usual.op, ("send", "recv"))] = 2  # of more workers, too
     return Others(
         op=tuple(usual.op.tolist()),
         backend=run.facts.backend,
         bytes=tuple(usual.bytes.tolist()),
-        members=tuple(
-            0 if count == workers else -(workers // count) if name == growing else count
-            for count, name in zip(among, usual.group.astype(str).tolist(), strict=True)
-        ),
+        members=tuple(of_each.tolist()),
         exposed_ns=exposed_ns,
         total_ns=exposed_ns + max(_mean_ns(hidden_ns), 0),
         calling_ns=_mean_ns(calling_ns),
@@ -414,9 +439,15 @@ def _course(
     """
     if is_pipeline(run, usual):
         step = table.numbers[place[1]]
-        moments = (each[:, place[1]].tolist() for each in (table.start_ns, table.end_ns))
+        moments = (table.start_ns, table.end_ns, table.computed_ns)
         others, buckets = (each.rows(each.step == step) for each in of_all)
-        steps_ns = dict(zip(table.ranks.tolist(), zip(*moments, strict=True), strict=True))
+        steps_ns = dict(
+            zip(
+                table.ranks.tolist(),
+                zip(*(each[:, place[1]].tolist() for each in moments), strict=True),
+                strict=True,
+            )
+        )
         stages = stages_of(run, others, buckets, int(usual.rank[0]), steps_ns)
         if stages is not None:
             return stages

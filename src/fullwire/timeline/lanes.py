@@ -24,7 +24,8 @@ MOST_RANKS = 64
 MOST_BARS = 250  # in one lane of one rank in one step
 _MOST_PAGES = 160  # steps times ranks: a page has to stay small
 _SEEN = 2_000  # a bar is seen if it is longer than the step over this
-_HIDDEN = {("host", "step"), ("communication", "wait")}  # drawn otherwise, or no activity
+# Drawn otherwise, or no activity.
+_HIDDEN = {("host", "step"), ("host", "queued"), ("communication", "wait")}
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ whose transfer cannot be told from waiting counts second, and waiting last.
     ("host", "step")             the step; other spans in the host lane are no activity of their own
     ("host", "backward")         the backward passes, of which the kernels are spans of their own
     ("host", "earlier backward")  one of several before the last
+    ("host", "queued")           a transfer that another one on its line kept from leaving
     ("communication", "wait")    blocked on a collective
     ("host", "wait")             waiting for late ranks that are not in the run, as in a simulation
     ("host", "bubble")           the same for other stages of a pipeline
@@ -32,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.errors import DamagedInput
-from fullwire.run.kinds import EARLIER, LAST
+from fullwire.run.kinds import EARLIER, LAST, QUEUED
 from fullwire.run.run import Run, Spans, Whole
 from fullwire.timeline.transfers import Transfers, codes_of, recorded_ranks
 
@@ -80,6 +81,7 @@ _KIND_OF = {  # lane and name, where the name changes the kind
     ("host", "step"): Kind.STEP,
     ("host", LAST): Kind.MARK,
     ("host", EARLIER): Kind.MARK,
+    ("host", QUEUED): Kind.MARK,
     ("host", "codec"): Kind.PACKING,
     ("host", "wait"): Kind.LATE,
     ("host", "bubble"): Kind.DRAINED,

@@ -37,6 +37,7 @@ from fullwire.run.placement import (
     sums_on_processors,
 )
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Text, Whole
+from fullwire.run.split_layers import are_between_stages
 from fullwire.units import ratio, shown
 
 MOST_WORKERS = 100_000_000
@@ -104,8 +105,9 @@ def transfers_of(run: Run, rate_bps: Mapping[int, float]) -> Transfers:
 def _join_stages(run: Run, group: Coded) -> NDArray[np.bool_]:
     """Return for each group whether it joins stages of a pipeline, so that these wait there.
 
-    Its name or its description says so, or it has two stages among its ranks: they meet at a norm
-    or at the end of a step, and the first one is the last to drain.
+    Its name or its description says so, or the transfers of a trace do. So does a group with two
+    stages among its ranks. These meet at a norm or at the end of a step, and the first one is the
+    last to drain.
     """
     described = {
         name: what
@@ -118,7 +120,11 @@ def _join_stages(run: Run, group: Coded) -> NDArray[np.bool_]:
     found = np.array(
         [any(_PIPELINE.search(text.lower()) for text in texts) for texts in told], bool
     )
-    if not found.any() or run.provenance.origin != "imported":
+    if run.provenance.origin != "imported":
+        return found
+    if not sums_on_processors(run):
+        found[group.codes[are_between_stages(run.collectives)]] = True
+    if not found.any():
         return found
     pairs = np.unique(np.stack([group.codes, run.collectives.rank]), axis=1)
     ranks = [set(pairs[1][pairs[0] == code].tolist()) for code in range(len(texts))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from fullwire.importers.kineto.contention import by_rank
 from fullwire.importers.kineto.rank import Outline, Tables, read_rank
 from fullwire.importers.kineto.recognise import asked_for
 from fullwire.importers.kineto.scan import scanned
+from fullwire.importers.kineto.steps import EACH, Marks
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import OF_SEVERAL_RUNS, gaps_of
 from fullwire.run.run import (
@@ -126,6 +127,24 @@ class Job:
             f"rank {rank}, {where}"
         )
         return rank
+
+    def of_agreed_steps(
+        self,
+        outlines: Sequence[Outline | str],
+        read_again: Callable[[Sequence[int], Marks], Iterable[Outline | str]],
+    ) -> Job:
+        """Return the job with steps of as many marks on each rank.
+
+        A trace may be too short to tell how many, and follows the others then. Where they differ,
+        each mark is a step. `read_again` reads the traces at some places of `outlines`.
+        """
+        told = {outline.marks for outline in self.ranks.values() if outline.tells_marks}
+        agreed = told.pop() if len(told) == 1 else EACH
+        others = [self.traces[rank] for rank, each in self.ranks.items() if each.marks != agreed]
+        if not others:
+            return self
+        again = dict(zip(others, read_again(others, agreed), strict=True))
+        return Job([again.get(place, outline) for place, outline in enumerate(outlines)])
 
     def refuse_nothing(self, paths: Sequence[Path]) -> None:
         """Refuse the paths if every trace of them is unreadable."""
@@ -280,17 +299,20 @@ def read_kineto(
     paths: Sequence[Path], files: Iterable[Path], *, communication: str | None = None
 ) -> Run:
     """Read the traces of one or more ranks; `files` are the traces at the user's `paths`."""
-    pattern = asked_for(communication)
-    found: list[Outline | str] = []
+    pattern, all_files = asked_for(communication), list(files)
     read: dict[int, Tables] = {}
-    for number, path in enumerate(files):
-        try:
-            outline, read[number] = read_rank(scanned(path), pattern)
-        except DamagedInput as error:
-            found.append(str(error))
-        else:
-            found.append(outline)
-    job = Job(found)
+
+    def outlines(places: Sequence[int], agreed: Marks | None = None) -> Iterator[Outline | str]:
+        for place in places:
+            try:
+                outline, read[place] = read_rank(scanned(all_files[place]), pattern, agreed)
+            except DamagedInput as error:
+                yield str(error)
+            else:
+                yield outline
+
+    found = list(outlines(range(len(all_files))))
+    job = Job(found).of_agreed_steps(found, outlines)
     job.refuse_nothing(paths)
     tables = {rank: read[number] for rank, number in job.traces.items()}
     naming = job.naming()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fullwire.importers.kineto.recognise import Known, dtype_of, kinds_of, op_of
 from fullwire.importers.kineto.scan import ABSENT, Columns, Group, Trace, last_around
 from fullwire.importers.kineto.steps import Launched, Steps, passes_of_work
-from fullwire.run.kinds import EARLIER, LAST
+from fullwire.run.kinds import EARLIER, LAST, QUEUED
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Gradients, Spans, Text, Whole
 from fullwire.run.split_layers import LEAST_BYTES, are_of_split_layers
 
@@ -438,7 +438,7 @@ class Backward(NamedTuple):
 class SentBackward:
     """The backward pass of each step, and the sums of gradients that leave it."""
 
-    passes: Spans  # from the first to the last of each step, and those before the last
+    passes: Spans  # from the first to the last of each step, and those before; queued transfers
     gradients: Gradients
     are_buckets: bool  # all-reduces; else the scatters of a sharded model, or none
 
@@ -454,11 +454,17 @@ class SentBackward:
 
 
 def sent_backward(
-    steps: Steps, backward: Backward, found: Found, issued_ns: Whole, ready_ns: Whole
+    steps: Steps,
+    backward: Backward,
+    found: Found,
+    issued_ns: Whole,
+    ready_ns: Whole,
+    worked_ns: Whole | None = None,
 ) -> SentBackward:
     """Find each step's backward pass, and the sums of gradients that leave it.
 
-    `issued_ns` is each collective's launch, and `ready_ns` the end of the work launched before it.
+    `issued_ns` is each collective's launch, `ready_ns` the end of the work launched before it, and
+    `worked_ns` the last launch of that work, which devices tell.
     """
     start_ns, end_ns = _extent(steps, backward.step, backward.start_ns, backward.end_ns)
     launches = start_ns, end_ns
@@ -485,11 +491,15 @@ def sent_backward(
         # A layer may sum in its backward pass alone, and gather in the forward pass.
         is_layers |= found.is_unlike & (issued_ns <= launches[1][place])
         is_sum &= ~is_layers
-        # A norm or a loss that is summed after the pass waits for the gradients, and is none. In a
-        # tiny model it may be one, but not where a stage of a pipeline has nothing else to sum.
-        is_word = is_sum & (found.bytes < LEAST_BYTES) & (issued_ns > launches[1][place])
-        if (is_sum & ~is_word).any() or np.isin(found.op, ("send", "recv")).any():
-            is_sum &= ~is_word
+    if len(steps.number) and worked_ns is not None:
+        # A norm that is summed after the pass is no gradient: kernels came between, as it was made
+        # of the gradients. A stage of a pipeline may have no other sum, and keeps its gradients.
+        is_small = is_sum & (found.bytes < LEAST_BYTES)
+        is_norm = is_small & (worked_ns > launches[1][place])
+        if (is_sum & ~is_norm).any():
+            is_sum &= ~is_norm
+        elif np.isin(found.op, ("send", "recv")).any():
+            is_sum &= ~(is_small & (issued_ns > launches[1][place]))
     is_bucket = is_sum & (found.op == "allreduce")
     is_sharded = are_scattered(found, is_bucket, is_sum & ~is_bucket)
     rows = np.flatnonzero(is_sum & ~is_bucket if is_sharded else is_bucket)
@@ -574,9 +584,13 @@ def sent_on_device(
     rows = rows[np.argsort(launched.time_ns[rows], kind="stable")]
     end_ns = np.maximum.accumulate((trace.work["start_ns"] + trace.work["duration_ns"])[rows])
     place = np.searchsorted(launched.time_ns[rows], issued_ns, side="right")
+    worked_ns = np.append([ABSENT], launched.time_ns[rows])[place]
     ready_ns = np.append([ABSENT], end_ns)[place]
     ready_ns = np.minimum(np.maximum(ready_ns, issued_ns), found.issue_ns)
-    return sent_backward(steps, backward, found, issued_ns, ready_ns)
+    sent = sent_backward(steps, backward, found, issued_ns, ready_ns, worked_ns)
+    queued = np.flatnonzero((found.op == "send") & (found.step >= 0) & (ready_ns < found.issue_ns))
+    marks = _marks(found.step[queued], QUEUED, ready_ns[queued], found.issue_ns[queued])
+    return replace(sent, passes=Spans.joined([sent.passes, marks]))
 
 
 def are_scattered(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,7 @@ from fullwire.importers.kineto.clocks import Ends, ends_of
 from fullwire.importers.kineto.rank import Outline, Tables, read_rank
 from fullwire.importers.kineto.recognise import asked_for
 from fullwire.importers.kineto.scan import scanned
+from fullwire.importers.kineto.steps import Marks
 from fullwire.run.store import Piece, RunWriter
 
 _MOST_PROCESSES = 16  # unless asked for: each takes some 100 MB
@@ -65,7 +66,12 @@ def import_kineto(
             for outline in readers.each(partial(_scan, communication), scans):
                 found.append(outline)
                 told(len(found), len(files))
-            job = Job(found)
+
+            def again(places: Sequence[int], agreed: Marks) -> Iterator[Outline | str]:
+                some = [scans[place] for place in places]
+                return readers.each(partial(_scan, communication, agreed=agreed), some)
+
+            job = Job(found).of_agreed_steps(found, again)
             job.refuse_nothing(paths)
             waiting = {rank: scans[number][1] for rank, number in sorted(job.traces.items())}
             # Compare the clocks of all ranks, then place each rank's tables.
@@ -99,11 +105,13 @@ class _Place:
     piece: Piece
 
 
-def _scan(communication: str | None, task: tuple[Path, Path]) -> Outline | str:
+def _scan(
+    communication: str | None, task: tuple[Path, Path], *, agreed: Marks | None = None
+) -> Outline | str:
     """Make tables of a trace and keep them in a file; return the outline, or the problem."""
     path, waiting = task
     try:
-        outline, tables = read_rank(scanned(path), asked_for(communication))
+        outline, tables = read_rank(scanned(path), asked_for(communication), agreed)
     except DamagedInput as error:
         return str(error)
     writing = waiting.with_name(f"{waiting.name}-{os.urandom(4).hex()}")

@@ -30,6 +30,7 @@ from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, Trace
 from fullwire.importers.kineto.shapes import MOST_US
 from fullwire.importers.kineto.steps import (
     Launched,
+    Marks,
     Steps,
     found_steps,
     launched,
@@ -61,6 +62,8 @@ class Outline:
     last_ns: int | None  # The last end, in the trace's own clock.
     step_ends_ns: Whole  # Ends of steps that lack numbers, in the trace's own clock.
     has_steps: bool
+    marks: Marks
+    tells_marks: bool  # by the optimizers of its own trace
     has_buckets: bool
     passes: int | None  # Of a usual step; None where no mark of autograd tells them.
     collectives: int
@@ -87,10 +90,15 @@ class Tables:
     operations: Operations
 
 
-def read_rank(trace: Trace, pattern: re.Pattern[str] | None) -> tuple[Outline, Tables]:
-    """Make tables of a trace; `pattern` finds names of kernels that communicate."""
+def read_rank(
+    trace: Trace, pattern: re.Pattern[str] | None, agreed: Marks | None = None
+) -> tuple[Outline, Tables]:
+    """Make tables of a trace; `pattern` finds names of kernels that communicate.
+
+    `agreed` are the marks of a step that all ranks of the job take, where it is known.
+    """
     trace = found_collectives.with_launches_in_turn(trace)
-    steps = found_steps(trace)
+    steps = found_steps(trace, agreed)
     by_launch = launched(trace, steps)
     kinds = _kinds(trace, by_launch, pattern)
     if len(kinds):
@@ -119,10 +127,10 @@ def read_rank(trace: Trace, pattern: re.Pattern[str] | None) -> tuple[Outline, T
             "no launch is in the trace, so the device's work is cut at the "
             "processor's marks of steps, which it may lag behind"
         )
-    if steps.marks > 1:
+    if steps.marks.in_step > 1:
         remarks.append(
-            f"the optimizer runs once in {steps.marks} of the profiler's marks, so a step is that "
-            "many of them"
+            f"the optimizer runs once in {steps.marks.in_step} of the profiler's marks, so a step "
+            "is that many of them"
         )
     devices = set(trace.work["device"].tolist())
     if len(devices) > 1:
@@ -170,6 +178,8 @@ def _outline(
         last_ns=max(ends_ns, default=None),
         step_ends_ns=steps.end_ns[: 0 if steps.is_numbered else _MOST_STEPS],
         has_steps=bool(len(steps.number)),
+        marks=steps.marks,
+        tells_marks=steps.tells_marks,
         has_buckets=tables.sent.are_buckets,
         passes=tables.sent.usual_passes if len(kinds) else None,
         collectives=len(found.op),

@@ -18,7 +18,7 @@ from fullwire.importers._format import compiled
 
 _LONGEST_NAME = 300  # Characters of a kernel's name, as templates can fill a page.
 # Names that mean something in a Run.
-_MEANT = ("step", "wait", "codec", "forward", "backward", "earlier backward")
+_MEANT = ("step", "wait", "codec", "forward", "backward", "earlier backward", "queued")
 
 
 class Known(IntEnum):

@@ -1,8 +1,8 @@
 """Find where steps begin and end, on the processor and on the device, which runs behind it.
 
 Steps come from ProfilerStep marks. A job that accumulates gradients may have one for each pass. So
-where an optimizer runs in every so manieth mark alone, a step is as many of them. Without these
-marks, a step lasts from the end of one optimizer step to the end of the next.
+where an optimizer runs once in N marks, a step is N marks. All ranks of a job take the same N.
+Without these marks, a step lasts from the end of one optimizer step to the end of the next.
 
 Correlation numbers assign a device's work to the step that launched it. The processor may be in a
 later step by then: devices lag by more than a step in some jobs. So a step begins on the device
@@ -13,7 +13,8 @@ began it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,16 @@ _FEWEST_TOLD = 2  # marks with an optimizer: so many tell how many marks are a s
 NO_STEP = -1
 
 
+class Marks(NamedTuple):
+    """How many of the profiler's marks are a step, and which of them an optimizer runs in."""
+
+    in_step: int
+    last: int  # the remainder of its number, divided by `in_step`
+
+
+EACH = Marks(1, 0)  # is a step
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Steps:
     """The steps of a rank on the processor, in order and without overlap."""
@@ -35,7 +46,8 @@ class Steps:
     start_ns: Whole
     end_ns: Whole
     is_numbered: bool  # the same on every rank, as ProfilerStep marks are
-    marks: int = 1  # of the profiler in each step
+    marks: Marks = EACH
+    tells_marks: bool = False  # by the optimizers of its own trace
 
     def of(self, time_ns: Whole) -> Whole:
         """Return the place of the step that each moment of the processor lies in."""
@@ -61,8 +73,8 @@ class Launched:
     is_by_launch: bool  # else the trace lacks launches, and the processor's marks divide the work
 
 
-def found_steps(trace: Trace) -> Steps:
-    """Find the steps of a trace."""
+def found_steps(trace: Trace, agreed: Marks | None = None) -> Steps:
+    """Find the steps of a trace, of as many marks as the ranks of its job agreed on."""
     told = [_PROFILER_STEP.fullmatch(name) for name in trace.names]
     numbers = np.array([int(match[1]) if match else NO_STEP for match in told], np.int64)
     number, start_ns = numbers[trace.marks["name"]], trace.marks["start_ns"]
@@ -78,25 +90,30 @@ def found_steps(trace: Trace) -> Steps:
     start_ns = np.maximum(start_ns, np.append([ABSENT], np.maximum.accumulate(end_ns)[:-1]))
     kept = end_ns > start_ns
     steps = Steps(number[kept], start_ns[kept], end_ns[kept], is_numbered)
-    return _up_to_optimizers(trace, steps) if is_numbered else steps
+    return _up_to_optimizers(trace, steps, agreed) if is_numbered else steps
 
 
-def _up_to_optimizers(trace: Trace, steps: Steps) -> Steps:
+def _up_to_optimizers(trace: Trace, steps: Steps, agreed: Marks | None) -> Steps:
     """Return steps of as many marks as an optimizer runs once in, as far as they are whole."""
     is_optimizer = np.array([name.startswith(_OPTIMIZER) for name in trace.names], bool)
     begun_ns = trace.marks["start_ns"][is_optimizer[trace.marks["name"]]]
     last = np.unique(steps.of(begun_ns))
-    last = last[last >= 0]
-    every = np.diff(steps.number[last])
-    if len(last) < _FEWEST_TOLD or every[0] == 1 or (every != every[0]).any():
-        return steps
-    count = int(every[0])
+    ran_in = steps.number[last[last >= 0]]
+    every, marks = np.diff(ran_in), EACH
+    tells = len(ran_in) >= _FEWEST_TOLD
+    if tells and (every == every[0]).all():
+        marks = Marks(int(every[0]), int(ran_in[0] % every[0]))
+    marks = marks if agreed is None else agreed
+    count = marks.in_step
+    if count == 1:
+        return replace(steps, tells_marks=tells)
+    last = np.flatnonzero(steps.number % count == marks.last)
     first = last - count + 1
     whole = first >= 0
     first, last = first[whole], last[whole]
     whole = steps.number[last] - steps.number[first] == count - 1
     number, start_ns = steps.number[last] // count, steps.start_ns[first]
-    return Steps(number[whole], start_ns[whole], steps.end_ns[last][whole], True, count)
+    return Steps(number[whole], start_ns[whole], steps.end_ns[last][whole], True, marks, tells)
 
 
 def launched(trace: Trace, steps: Steps) -> Launched:
