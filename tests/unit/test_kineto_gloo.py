@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import fullwire as fw
 from fullwire.importers import read
+from fullwire.importers.kineto.fleet import import_kineto
 from fullwire.run.run import Run
 from fullwire.simulation.groups import members_of
 from tests.unit.test_kineto import Job
@@ -43,6 +45,7 @@ class Rank:
         self.job = Job(rank, distributedInfo=told, deviceProperties=[], host_name=f"host{rank}")
         self.rate_bps = rate_bps
         self.now_us = 0.0
+        self.calls: Counter[tuple[int, int]] = Counter()  # by the threads of a group
 
     def compute(self, name: str, length_us: float) -> None:
         """Compute in one operator."""
@@ -57,13 +60,20 @@ class Rank:
             self.job.event("cpu_op", within, self.now_us, end + 10, tid=1)
             self.job.event("cpu_op", f"c10d::{op}_", begin - 10, begin, tid=1)
         told: dict[str, Any] = {"Input Dims": [sizes], "Input type": ["float"]}
-        thread = threads[len(self.job.events) % 2]
+        thread = threads[self.calls[threads] % 2]
+        self.calls[threads] += 1
         self.job.event("user_annotation", f"gloo:{op}", begin, end, tid=thread, **told)
         self.now_us = end + 10
 
 
-def split_and_summed(folder: Path, rate_bps: float, *, described: bool = True) -> float:
-    """Write the traces of a tensor and data parallel job; return the time of a step."""
+def split_and_summed(
+    folder: Path, rate_bps: float, *, described: bool = True, late_us: float | None = None
+) -> float:
+    """Write the traces of a tensor and data parallel job; return the time of a step.
+
+    All ranks sum a loss, which takes no time. If `late_us` is given, they do not: the ranks of one
+    half of the data then begin every other step's sums of gradients so much later.
+    """
     folder.mkdir()
     for number in range(4):
         rank = Rank(number, 4, rate_bps, pg_config=groups_of(number, described=described))
@@ -75,8 +85,12 @@ def split_and_summed(folder: Path, rate_bps: float, *, described: bool = True) -
             for _ in range(LAYERS):
                 rank.compute(f"{BACKWARD}AddmmBackward0", 2 * COMPUTE_US)
                 rank.wait("all_reduce", ACTIVATIONS, (105, 106), f"{BACKWARD}CopyToBackward")
+            if late_us is None:
+                rank.wait("all_reduce", [1 + step % 2], (90, 91))
+            rank.now_us += (late_us or 0.0) * ((step + number) % 2)
             for _ in range(LAYERS):
                 rank.wait("all_reduce", WEIGHTS, (101, 102))
+            rank.now_us += (late_us or 0.0) * ((step + number + 1) % 2)
             rank.job.step(step, began, rank.now_us)
         rank.job.write(folder / f"rank{number}.json")
     return (rank.now_us - began) * 1e-6
@@ -116,7 +130,7 @@ def test_the_threads_of_gloo_tell_the_groups_of_its_marks(tmp_path: Path, descri
     """A prediction takes each group's own ranks: two exchange fewer bytes than four."""
     split_and_summed(tmp_path / "job", 1e9, described=described)
     run = read(tmp_path / "job")
-    assert set(members_of(run).values()) == {2}
+    assert sorted(members_of(run).values()) == [2, 2, 2, 2, 4]
     for rate, rate_bps in (("200Mbps", 2e8), ("5Gbps", 5e9)):
         wanted_s = split_and_summed(tmp_path / rate, rate_bps)
         [row] = fw.whatif(run, bandwidth=rate).rows()
@@ -126,7 +140,7 @@ def test_the_threads_of_gloo_tell_the_groups_of_its_marks(tmp_path: Path, descri
 def test_a_few_ranks_tell_the_size_of_groups_that_are_described(tmp_path: Path) -> None:
     split_and_summed(tmp_path / "job", 1e9)
     whole, first = read(tmp_path / "job"), read(tmp_path / "job" / "rank0.json")
-    assert set(members_of(first).values()) == {2}
+    assert members_of(first) == {"0": 4, "1": 2, "2": 2}
     [row], [wanted] = (fw.whatif(run, bandwidth="200Mbps").rows() for run in (first, whole))
     assert row["step_s"] == pytest.approx(wanted["step_s"], rel=0.01)
 
@@ -134,9 +148,12 @@ def test_a_few_ranks_tell_the_size_of_groups_that_are_described(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("threads", "groups"),
     [
-        ([101, 102, 105, 106], ["1", "1", "2", "2"]),
+        ([101, 102, 105, 106], [""] * 4),  # the default group may be one of them
         ([90, 91, 101, 102, 105, 106], ["0", "0", "1", "1", "2", "2"]),
         ([90, 101, 102, 105, 106], ["0", "1", "1", "2", "2"]),  # one of two had nothing to do
+        ([90, 91, 101, 105, 106], ["0", "0", "1", "2", "2"]),
+        ([90, 101, 105, 106], [""] * 4),  # two had nothing to do, of whatever group
+        ([101, 105, 107], [""] * 3),
         ([101, 102], ["", ""]),  # of which group, nothing tells
         ([90, 91, 95, 96, 101, 102, 105, 106], [""] * 8),  # more than there are
         (["a", "b", "c", "d"], [""] * 4),
@@ -156,8 +173,36 @@ def test_threads_that_fit_no_order_of_groups_leave_marks_without_one(
     assert run.collectives.group.tolist() == groups
 
 
+def test_sends_lie_on_a_thread_of_no_group_and_leave_all_marks_without_one(tmp_path: Path) -> None:
+    """Pipelines send from their main thread. Of a group with another number, one is idle."""
+    for sends in (0, 1):
+        rank = Rank(0, 4, 1e9, pg_config=groups_of(0))
+        for _ in range(2):
+            for pair in [(90, 91), (101, 102), (105, 106)][sends:]:
+                rank.wait("all_reduce", [64, 1_000], pair)
+            for op in ("send", "recv")[: 2 * sends]:
+                rank.wait(op, [64, 1_000], (1, 1))
+        rank.job.step(0, 0, rank.now_us)
+        run = read(rank.job.write(tmp_path / f"rank{sends}.json"))
+        assert set(run.collectives.group.tolist()) == ({""} if sends else {"0", "1", "2"})
+
+
+@pytest.mark.parametrize(("late_us", "groups"), [(40_000, {"1", "2"}), (0, {""})])
+def test_ranks_that_are_not_in_step_tell_that_the_default_group_is_idle(
+    tmp_path: Path, late_us: float, groups: set[str]
+) -> None:
+    """In step, they may sum in the default group, while the one of the data is idle."""
+    split_and_summed(tmp_path / "job", 1e9, late_us=late_us)
+    run = read(tmp_path / "job")
+    assert {name.partition(" ")[0] for name in run.collectives.group.tolist()} == groups
+    files = sorted((tmp_path / "job").iterdir())
+    written = import_kineto([tmp_path / "job"], files, tmp_path / "job.run", processes=2)
+    assert members_of(read(written)) == members_of(run)
+
+
 @pytest.mark.parametrize(
-    ("threads", "ranks"), [([(105, 106)], 2), ([(101, 102), (105, 106)], 2), ([], 4)]
+    ("threads", "ranks"),
+    [([(105, 106)], 2), ([(101, 102), (105, 106)], 2), ([], 4)],
 )
 def test_a_gathering_into_a_list_has_the_parts_of_all_ranks_of_its_group(
     tmp_path: Path, threads: list[tuple[int, int]], ranks: int
@@ -168,12 +213,15 @@ def test_a_gathering_into_a_list_has_the_parts_of_all_ranks_of_its_group(
     )
     rank = Rank(0, 4, 1e9, pg_config=listed)
     rank.compute("aten::mm", 1_000)
+    if len(threads) == 2:  # all groups are in use, so their threads tell them
+        rank.wait("barrier", [], (90, 90))
     for pair in threads or [(90, 91)]:
         rank.wait("all_gather", [64, 1_000], pair, "Gather")
         rank.wait("all_gather", [64, 1_000], pair, "Gather")
     rank.job.step(0, 0, rank.now_us)
     run = read(rank.job.write(tmp_path / "rank0.json"))
-    assert set(run.collectives.bytes.tolist()) == {ranks * 64 * 1_000 * 4}
+    gathers = run.collectives.rows(run.collectives.op == "allgather")
+    assert set(gathers.bytes.tolist()) == {ranks * 64 * 1_000 * 4}
 
 
 def test_sums_of_tensors_that_no_gradient_has_the_sizes_of_are_no_gradients(tmp_path: Path) -> None:

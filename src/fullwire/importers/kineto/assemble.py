@@ -20,6 +20,7 @@ from fullwire.files import name_of
 from fullwire.importers.kineto.clocks import Clocks, Ends, clocks_of, ends_of
 from fullwire.importers.kineto.collectives import numbered
 from fullwire.importers.kineto.contention import by_rank
+from fullwire.importers.kineto.gloo import DefaultGroup, use_of_default
 from fullwire.importers.kineto.rank import Outline, Tables, read_rank
 from fullwire.importers.kineto.recognise import asked_for
 from fullwire.importers.kineto.scan import scanned
@@ -132,6 +133,14 @@ class Job:
         if not self.ranks:
             why = self.missing[0] if self.missing else "no profiler trace is in it"
             raise DamagedInput(paths[0], why.removeprefix(f"{paths[0]}: "))
+
+    @property
+    def use_of_default(self) -> DefaultGroup:
+        """Return how to read the traces again: where "used" is all that they tell, as they were."""
+        threads = [rank.threads for rank in self.ranks.values() if rank.threads is not None]
+        default = use_of_default(threads)
+        is_named = any(rank.tell_groups for rank in threads)
+        return "used" if default == "unknown" and not is_named else default
 
     def naming(self) -> Naming:
         """Return the numbering for the collectives of all ranks."""
@@ -283,7 +292,8 @@ def read_kineto(
     pattern = asked_for(communication)
     found: list[Outline | str] = []
     read: dict[int, Tables] = {}
-    for number, path in enumerate(files):
+    listed = list(files)
+    for number, path in enumerate(listed):
         try:
             outline, read[number] = read_rank(scanned(path), pattern)
         except DamagedInput as error:
@@ -292,6 +302,10 @@ def read_kineto(
             found.append(outline)
     job = Job(found)
     job.refuse_nothing(paths)
+    if (default := job.use_of_default) != "used":
+        for number in job.traces.values():
+            found[number], read[number] = read_rank(scanned(listed[number]), pattern, default)
+        job = Job(found)
     tables = {rank: read[number] for rank, number in job.traces.items()}
     naming = job.naming()
     collectives = {rank: naming.of(table) for rank, table in tables.items()}

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.importers.kineto.gloo import DefaultGroup, Threads, groups_of_threads, threads_of
 from fullwire.importers.kineto.recognise import Known, dtype_of, kinds_of, op_of
 from fullwire.importers.kineto.scan import ABSENT, Columns, Group, Trace, last_around
 from fullwire.importers.kineto.steps import Launched, Steps
@@ -80,13 +81,16 @@ def of_kernels(
     return ordered, (found.op != "")[order]
 
 
-def of_marks(trace: Trace, steps: Steps) -> Found:
-    """Describe the collectives that libraries mark on the processor, from start to end."""
+def of_marks(trace: Trace, steps: Steps, default: DefaultGroup) -> tuple[Found, Threads | None]:
+    """Describe the collectives that libraries mark on the processor, from start to end.
+
+    The second value is what their threads tell of their groups.
+    """
     rows = np.flatnonzero(_is_timed(trace))
     rows = rows[np.argsort(trace.marks["start_ns"][rows], kind="stable")]
     ops = _texts([op_of(name.partition(":")[2]) for name in trace.names])
     start_ns, duration_ns = trace.marks["start_ns"][rows], trace.marks["duration_ns"][rows]
-    return _found(
+    found = _found(
         trace,
         trace.marks["note"][rows],
         [ops[trace.marks["name"][rows]]],
@@ -94,47 +98,9 @@ def of_marks(trace: Trace, steps: Steps) -> Found:
         steps.numbered(steps.of(start_ns)),
         start_ns,
         duration_ns,
-        _groups_of_threads(trace, rows),
+        groups_of_threads(trace, rows, default),
     )
-
-
-def _groups_of_threads(trace: Trace, rows: NDArray[np.intp]) -> list[Group]:
-    """Return the group of each of Gloo's marks, or none where it is unknown.
-
-    Gloo's marks do not name their group. Each group has two threads of its own. Their numbers grow
-    in the order in which the job made its groups. A job with others may leave the default group
-    idle. If another one is idle, the order is open.
-    """
-    names = {trace.names[name] for name in set(trace.marks["name"][rows].tolist())}
-    thread = trace.marks["thread"][rows]
-    numbers = sorted((trace.threads[place], place) for place in set(thread.tolist()))
-    is_told = all(name.startswith("gloo:") for name in names) and numbers and numbers[0][0] >= 0
-    groups = trace.own_groups
-    if not is_told or not groups:
-        return []
-    if len(groups) == 1:  # it needs no name
-        return [replace(groups[0], name="", members="")] * len(rows)
-    pairs = _pairs([number for number, _ in numbers])
-    if len(pairs) == len(groups) - 1 > 1 and groups[0].description == "default_pg":
-        groups = groups[1:]
-    if len(pairs) != len(groups):
-        return []
-    places = {place: number for number, place in numbers}
-    group_of = {number: group for pair, group in zip(pairs, groups, strict=True) for number in pair}
-    return [group_of[places[place]] for place in thread.tolist()]
-
-
-def _pairs(numbers: list[int]) -> list[list[int]]:
-    """Return the threads of each group; one of them may have had nothing to do."""
-    if len(numbers) % 2 == 0:
-        return [numbers[place : place + 2] for place in range(0, len(numbers), 2)]
-    pairs: list[list[int]] = []
-    for number in numbers:
-        if pairs and len(pairs[-1]) == 1 and number == pairs[-1][0] + 1:
-            pairs[-1].append(number)
-        else:
-            pairs.append([number])
-    return pairs
+    return found, threads_of(trace, steps, rows)
 
 
 def within_marks(trace: Trace) -> NDArray[np.bool_]:

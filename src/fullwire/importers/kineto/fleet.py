@@ -27,6 +27,7 @@ from fullwire.crew import HERE, Crew, crew
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.importers.kineto.assemble import Job, Move, Naming
 from fullwire.importers.kineto.clocks import Ends, ends_of
+from fullwire.importers.kineto.gloo import DefaultGroup
 from fullwire.importers.kineto.rank import Outline, Tables, read_rank
 from fullwire.importers.kineto.recognise import asked_for
 from fullwire.importers.kineto.scan import scanned
@@ -62,11 +63,18 @@ def import_kineto(
         try:
             scans = [(path, writer.scratch / str(number)) for number, path in enumerate(files)]
             found: list[Outline | str] = []
-            for outline in readers.each(partial(_scan, communication), scans):
+            for outline in readers.each(partial(_scan, communication, "used"), scans):
                 found.append(outline)
                 told(len(found), len(files))
             job = Job(found)
             job.refuse_nothing(paths)
+            if (default := job.use_of_default) != "used":
+                again = partial(_scan, communication, default)
+                numbers = list(job.traces.values())
+                outlines = readers.each(again, [scans[number] for number in numbers])
+                for number, outline in zip(numbers, outlines, strict=True):
+                    found[number] = outline
+                job = Job(found)
             waiting = {rank: scans[number][1] for rank, number in sorted(job.traces.items())}
             # Compare the clocks of all ranks, then place each rank's tables.
             naming = job.naming()
@@ -99,11 +107,13 @@ class _Place:
     piece: Piece
 
 
-def _scan(communication: str | None, task: tuple[Path, Path]) -> Outline | str:
+def _scan(
+    communication: str | None, default: DefaultGroup, task: tuple[Path, Path]
+) -> Outline | str:
     """Make tables of a trace and keep them in a file; return the outline, or the problem."""
     path, waiting = task
     try:
-        outline, tables = read_rank(scanned(path), asked_for(communication))
+        outline, tables = read_rank(scanned(path), asked_for(communication), default)
     except DamagedInput as error:
         return str(error)
     writing = waiting.with_name(f"{waiting.name}-{os.urandom(4).hex()}")
