@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from fullwire.importers import read
 from fullwire.importers.kineto.fleet import import_kineto
 from fullwire.run.run import Run
 from fullwire.simulation.groups import members_of
-from tests.unit.test_kineto import Job
+from tests.unit.test_kineto import ALL_REDUCE, GEMM, Job, reduced
 
 STEPS, LAYERS, COMPUTE_US = 6, 4, 3_000
 ACTIVATIONS, WEIGHTS = [64, 1_000], [500, 1_000]  # of one layer, on one rank
@@ -125,6 +126,21 @@ def test_an_operator_that_calls_a_collective_and_goes_on_computes(tmp_path: Path
     assert computing_s(read(rank.job.write(tmp_path / "rank0.json"))) == pytest.approx(1e-3)
 
 
+def test_an_operator_that_goes_on_long_after_a_collective_computes_beside_it(
+    tmp_path: Path,
+) -> None:
+    """It runs no operators: a compiled region, or one of the user's own."""
+    rank = Rank(0, 2, 1e9)
+    for step in range(STEPS):
+        began = rank.now_us
+        rank.job.event("cpu_op", "Ahead", began, began + 5_000, tid=1)
+        rank.job.event("cpu_op", "c10d::allreduce_", began + 100, began + 110, tid=1)
+        rank.job.event("user_annotation", "gloo:all_reduce", began + 120, began + 4_000, tid=9)
+        rank.job.step(step, began, began + 6_000)
+        rank.now_us += 6_000
+    assert computing_s(read(rank.job.write(tmp_path / "rank0.json"))) == pytest.approx(5e-3)
+
+
 @pytest.mark.parametrize("described", [True, False])
 def test_the_threads_of_gloo_tell_the_groups_of_its_marks(tmp_path: Path, described: bool) -> None:
     """A prediction takes each group's own ranks: two exchange fewer bytes than four."""
@@ -143,6 +159,14 @@ def test_a_few_ranks_tell_the_size_of_groups_that_are_described(tmp_path: Path) 
     assert members_of(first) == {"0": 4, "1": 2, "2": 2}
     [row], [wanted] = (fw.whatif(run, bandwidth="200Mbps").rows() for run in (first, whole))
     assert row["step_s"] == pytest.approx(wanted["step_s"], rel=0.01)
+
+
+@pytest.mark.parametrize("size", ["²", "0", "1", "5", "9" * 5_000])
+def test_groups_of_sizes_that_cannot_be_have_all_workers(tmp_path: Path, size: str) -> None:
+    split_and_summed(tmp_path / "job", 1e9)
+    run = read(tmp_path / "job" / "rank0.json")
+    run = replace(run, facts=replace(run.facts, groups=f"mesh_tp {size}, mesh_dp 2"))
+    assert members_of(run) == {"0": 4, "1": 2, "2": 4}
 
 
 @pytest.mark.parametrize(
@@ -224,8 +248,26 @@ def test_a_gathering_into_a_list_has_the_parts_of_all_ranks_of_its_group(
     assert set(gathers.bytes.tolist()) == {ranks * 64 * 1_000 * 4}
 
 
-def test_sums_of_tensors_that_no_gradient_has_the_sizes_of_are_no_gradients(tmp_path: Path) -> None:
-    """Layers that gather their outputs sum in the backward pass alone."""
+def with_shapes(job: Job, folder: Path) -> Run:
+    """Read a trace with the sizes of its layers' sums, and of gradients that have others."""
+    for event in job.events:
+        if event["name"] == "torch::autograd::AccumulateGrad":
+            event["args"] = {"Input Dims": [WEIGHTS], "Input type": ["float"]}
+        elif event["name"] == "c10d::all_reduce_":
+            event["name"] = "c10d::allreduce_"
+            event["args"] = {"Input Dims": [[ACTIVATIONS], [], []], "Input type": []}
+    return read(job.write(folder / f"rank{job.header['distributedInfo']['rank']}.json"))
+
+
+@pytest.mark.parametrize("also", ["nothing", "flat bucket", "send"])
+def test_sums_of_tensors_that_no_gradient_has_the_sizes_of_are_no_gradients(
+    tmp_path: Path, also: str
+) -> None:
+    """Layers that gather their outputs sum in the backward pass alone.
+
+    A flat bucket of as many elements may be summed, too. In a pipeline, the later stages alone make
+    gradients of their inputs, which have the sizes of the layers' sums.
+    """
     for number in range(2):
         rank = Rank(number, 2, 1e9, pg_config=groups_of(0)[2:])
         for step in range(STEPS):
@@ -237,18 +279,34 @@ def test_sums_of_tensors_that_no_gradient_has_the_sizes_of_are_no_gradients(tmp_
                 rank.compute(f"{BACKWARD}AddmmBackward0", 2 * COMPUTE_US)
                 rank.wait("all_reduce", ACTIVATIONS, (105, 106), f"{BACKWARD}CopyToBackward")
                 rank.compute("torch::autograd::AccumulateGrad", 50)
+            if also == "flat bucket":
+                called: dict[str, Any] = {"Input Dims": [[[64_000]], [], []], "Input type": []}
+                at = rank.now_us, rank.now_us + 10
+                rank.job.event("cpu_op", "c10d::allreduce_", *at, tid=1, **called)
+                rank.wait("all_reduce", [64_000], (105, 106))
+            elif also == "send":
+                rank.wait("send", [1], (1, 1))
             rank.job.step(step, began, rank.now_us)
-        for event in rank.job.events:
-            if event["name"] == "torch::autograd::AccumulateGrad":
-                event["args"] = {"Input Dims": [WEIGHTS], "Input type": ["float"]}
-            elif event["name"] == "c10d::all_reduce_":
-                event["name"] = "c10d::allreduce_"
-                event["args"] = {"Input Dims": [[ACTIVATIONS], [], []], "Input type": []}
-        rank.job.write(tmp_path / f"rank{number}.json")
+        with_shapes(rank.job, tmp_path)
     run = read(tmp_path)
-    assert not len(run.gradients)
-    [row] = fw.whatif(run, bandwidth="1Gbps").rows()
-    assert row["step_s"] == pytest.approx((rank.now_us - began) * 1e-6, rel=0.02)
+    assert (len(run.gradients) == 0) == (also == "nothing")
+    if also != "send":
+        [row] = fw.whatif(run, bandwidth="1Gbps").rows()
+        assert row["step_s"] == pytest.approx((rank.now_us - began) * 1e-6, rel=0.02)
+
+
+def test_sizes_tell_only_all_reduces_of_processors_from_gradients(tmp_path: Path) -> None:
+    """Devices' gradients may be summed in other pieces, and a scatter has its own input."""
+    job = Job(0, 2)
+    for step in range(STEPS):
+        began = 10_000 * step
+        job.event("cpu_op", f"{BACKWARD}AddmmBackward0", began + 10, began + 2_000, tid=1)
+        job.kernel(GEMM, began + 100, began + 5_000, launch=began + 20)
+        job.kernel(ALL_REDUCE, began + 5_000, began + 6_000, launch=began + 30, **reduced(64_000))
+        job.event("cpu_op", "torch::autograd::AccumulateGrad", began + 40, began + 50, tid=1)
+        job.event("cpu_op", "c10d::all_reduce_", began + 25, began + 35, tid=1)
+        job.step(step, began, began + 7_000)
+    assert len(with_shapes(job, tmp_path).gradients) == STEPS
 
 
 def bucketed(folder: Path, rate_bps: float) -> float:

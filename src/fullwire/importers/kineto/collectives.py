@@ -27,6 +27,8 @@ _GATHERS = ("allgather", "gather")
 _MAY_SEND_NOTHING = ("barrier", "alltoall")
 _MOST_BYTES = 2**50
 _HANDED_OVER_NS = 5_000_000  # the last bucket leaves at most this long after the last operator
+# After a wait, the thread goes on so soon; else by this share of the wait.
+_SOON_NS, _SOON = 500_000, 0.2
 _AS_MANY = 0.05  # of the shards' bytes: sums that differ by less add up the shards
 _NEXT_TO_NOTHING = 0.01  # of the scattered bytes: sums of fewer are no gradients
 _STEP_SEQUENCE = 2**20  # sequences count within a step, as ranks may begin at different steps
@@ -84,7 +86,7 @@ def of_kernels(
 def of_marks(trace: Trace, steps: Steps, default: DefaultGroup) -> tuple[Found, Threads | None]:
     """Describe the collectives that libraries mark on the processor, from start to end.
 
-    The second value is what their threads tell of their groups.
+    The second value is the evidence of their threads for their groups.
     """
     rows = np.flatnonzero(_is_timed(trace))
     rows = rows[np.argsort(trace.marks["start_ns"][rows], kind="stable")]
@@ -127,14 +129,17 @@ def waits_of_calls(trace: Trace) -> tuple[Whole, Whole]:
 
     A layer that is split over ranks may call collectives in an autograd function of its own, which
     lasts until they end. The thread goes on after the last end of a collective before its next
-    operator. After a call that does not wait, the next operator begins before such an end.
+    operator. After a call that does not wait, the next operator begins before such an end, or long
+    after it: meanwhile the operator computes.
     """
     marks, pauses = trace.marks, trace.pauses
     rows = np.flatnonzero(_is_timed(trace))
     ends_ns = np.sort(marks["start_ns"][rows] + marks["duration_ns"][rows])
     last = np.searchsorted(ends_ns, pauses["end_ns"], side="right")
     last_ns = np.append([ABSENT], ends_ns)[last]
-    waited = last_ns > pauses["start_ns"]
+    waited_ns, late_ns = last_ns - pauses["start_ns"], pauses["end_ns"] - last_ns
+    is_soon = late_ns <= np.maximum(_SOON_NS, _SOON * waited_ns)
+    waited = (last_ns > pauses["start_ns"]) & is_soon
     return pauses["start_ns"][waited], last_ns[waited]
 
 
@@ -290,6 +295,8 @@ def _found(
         _at(trace.notes["in_elements"], note), _at(trace.notes["first_input_elements"], note)
     )
     is_unlike = np.isin(elements, sorted(trace.unlike_gradients)) & (note >= 0)
+    # The inputs of a pipeline's later stages have gradients, too, of the sizes of its layers' sums.
+    is_unlike &= (np.array(op) == "allreduce") & ("send" not in op) & ("recv" not in op)
     called_ns = start_ns.copy()
     for number, times_ns in trace.called.items():
         mine = np.flatnonzero((elements == number) & (np.array(op) == "allreduce"))
@@ -445,7 +452,8 @@ def sent_backward(
         of_layers = set(found.group[is_layers & is_scatter].tolist())
         is_layers |= is_scatter & np.array([name in of_layers for name in found.group], bool)
         # A layer may sum in its backward pass alone, and gather in the forward pass.
-        is_layers |= found.is_unlike & (issued_ns <= launches[1][place])
+        if on_processors:
+            is_layers |= found.is_unlike & (issued_ns <= launches[1][place])
         is_sum &= ~is_layers
     is_bucket = is_sum & (found.op == "allreduce")
     is_sharded = are_scattered(found, is_bucket, is_sum & ~is_bucket)

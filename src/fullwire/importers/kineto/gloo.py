@@ -32,7 +32,7 @@ _MOST_MARKS = 20_000  # of a rank that are held against another's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threads:
-    """What the threads of a rank's marks tell of its groups."""
+    """The evidence of one rank's threads for its groups."""
 
     tell_groups: bool  # as none is idle
     # When the marks of the first two threads began and ended, by step. There are none where these
@@ -84,7 +84,7 @@ def groups_of_threads(
 
 
 def threads_of(trace: Trace, steps: Steps, rows: NDArray[np.intp]) -> Threads | None:
-    """Return what the threads of Gloo's marks tell; None for a rank without several groups."""
+    """Return the evidence of Gloo's threads; None for a rank with one group."""
     own = trace.own_groups
     if len(own) < 2 or not len(rows):
         return None
@@ -103,8 +103,8 @@ def threads_of(trace: Trace, steps: Steps, rows: NDArray[np.intp]) -> Threads | 
 def use_of_default(ranks: Sequence[Threads]) -> DefaultGroup:
     """Return whether the default group is in use: all ranks' marks get groups, or no rank's do.
 
-    It is idle if the marks of the first threads of two ranks cannot be the same collectives: each
-    of these would end after the other rank began it, by any difference of the ranks' clocks.
+    It is idle if the marks of two ranks' first threads cannot be the same collectives. Each of them
+    would end after the other rank began it. The ranks' clocks may differ by any time.
     """
     if all(rank.tell_groups for rank in ranks):
         return "used"
