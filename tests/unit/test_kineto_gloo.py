@@ -346,3 +346,23 @@ def test_buckets_that_wait_for_the_link_are_gradients_from_their_call(tmp_path: 
     for rate, rate_bps in (("100Mbps", 1e8), ("10Gbps", 1e10)):
         [row] = fw.whatif(run, bandwidth=rate).rows()
         assert row["step_s"] == pytest.approx(bucketed(tmp_path / rate, rate_bps), rel=0.03)
+
+
+def test_ranks_whose_waits_move_from_step_to_step_are_predicted(tmp_path: Path) -> None:
+    """In each step, half of the ranks wait for layers less than the mean of all ranks."""
+    for number in range(4):
+        rank = Rank(number, 4, 1e10, pg_config=groups_of(number))
+        for step in range(STEPS):
+            began = rank.now_us
+            rank.rate_bps = 1e10 if (step + number // 2) % 2 else 2.8e8
+            for name, split in (("aten::addmm", "ReduceFrom"), (f"{BACKWARD}X", f"{BACKWARD}Y")):
+                for _ in range(LAYERS):
+                    rank.compute(name, COMPUTE_US)
+                    rank.wait("all_reduce", ACTIVATIONS, (105, 106), split)
+            rank.rate_bps = 8e6 * 4 * math.prod(WEIGHTS) / (began + 140_000 - rank.now_us)
+            rank.wait("all_reduce", WEIGHTS, (101, 102))
+            rank.wait("all_reduce", [1], (90, 91))
+            rank.job.step(step, began, rank.now_us)
+        rank.job.write(tmp_path / f"rank{number}.json")
+    [row] = fw.whatif(tmp_path, bandwidth="200Mbps").rows()
+    assert row["step_s"] == pytest.approx(0.186, rel=0.2)
