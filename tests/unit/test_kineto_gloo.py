@@ -141,6 +141,21 @@ def test_an_operator_that_goes_on_long_after_a_collective_computes_beside_it(
     assert computing_s(read(rank.job.write(tmp_path / "rank0.json"))) == pytest.approx(5e-3)
 
 
+def test_a_wait_begins_when_the_outer_one_of_two_calls_returns(tmp_path: Path) -> None:
+    """A call may hand its collective on to another group by a call of its own."""
+    rank = Rank(0, 2, 1e9)
+    for step in range(STEPS):
+        began = rank.now_us
+        rank.job.event("cpu_op", "Layer", began, began + 5_000, tid=1)
+        rank.job.event("cpu_op", "c10d::allreduce_", began + 100, began + 1_000, tid=1)
+        rank.job.event("cpu_op", "c10d::broadcast_", began + 200, began + 210, tid=1)
+        rank.job.event("user_annotation", "gloo:all_reduce", began + 1_000, began + 5_000, tid=9)
+        rank.job.event("cpu_op", "aten::add", began + 5_500, began + 6_000, tid=1)
+        rank.job.step(step, began, began + 6_000)
+        rank.now_us += 6_000
+    assert computing_s(read(rank.job.write(tmp_path / "rank0.json"))) == pytest.approx(1.5e-3)
+
+
 @pytest.mark.parametrize("described", [True, False])
 def test_the_threads_of_gloo_tell_the_groups_of_its_marks(tmp_path: Path, described: bool) -> None:
     """A prediction takes each group's own ranks: two exchange fewer bytes than four."""
@@ -176,7 +191,7 @@ def test_groups_of_sizes_that_cannot_be_have_all_workers(tmp_path: Path, size: s
         ([90, 91, 101, 102, 105, 106], ["0", "0", "1", "1", "2", "2"]),
         ([90, 101, 102, 105, 106], ["0", "1", "1", "2", "2"]),  # one of two had nothing to do
         ([90, 91, 101, 105, 106], ["0", "0", "1", "2", "2"]),
-        ([90, 101, 105, 106], [""] * 4),  # two had nothing to do, of whatever group
+        ([90, 101, 105, 106], [""] * 4),  # two had nothing to do, of any group
         ([101, 105, 107], [""] * 3),
         ([101, 102], ["", ""]),  # of which group, nothing tells
         ([90, 91, 95, 96, 101, 102, 105, 106], [""] * 8),  # more than there are
