@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -237,6 +238,31 @@ def test_ranks_that_are_not_in_step_tell_that_the_default_group_is_idle(
     files = sorted((tmp_path / "job").iterdir())
     written = import_kineto([tmp_path / "job"], files, tmp_path / "job.run", processes=2)
     assert members_of(read(written)) == members_of(run)
+
+
+def renumbered(folder: Path, rank: int, threads: dict[int, int]) -> None:
+    """Give the marks on some threads of a rank to others; those on thread 0 are left out."""
+    file = folder / f"rank{rank}.json"
+    told = json.loads(file.read_text())
+    for event in told["traceEvents"]:
+        event["tid"] = threads.get(event["tid"], event["tid"])
+    told["traceEvents"] = [event for event in told["traceEvents"] if event["tid"]]
+    file.write_text(json.dumps(told))
+
+
+def test_threads_that_another_process_comes_between_are_of_one_group_if_all_have_much_to_do(
+    tmp_path: Path,
+) -> None:
+    split_and_summed(tmp_path / "job", 1e9, late_us=40_000)
+    renumbered(tmp_path / "job", 2, {102: 103})
+    assert set(members_of(read(tmp_path / "job")).values()) == {2}
+
+
+def test_marks_of_all_ranks_have_groups_or_those_of_none(tmp_path: Path) -> None:
+    """A collective has the same group on each of its ranks."""
+    split_and_summed(tmp_path / "job", 1e9)
+    renumbered(tmp_path / "job", 3, {90: 0, 91: 0})  # so any of its groups may be idle
+    assert members_of(read(tmp_path / "job")) == {"": 4}
 
 
 @pytest.mark.parametrize(
