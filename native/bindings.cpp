@@ -160,7 +160,6 @@ nb::dict pauses_of(const fullwire::KinetoScanner& scanner) {
     nb::dict found;
     found["start_ns"] = column(scanner.pauses.start_ns);
     found["end_ns"] = column(scanner.pauses.end_ns);
-    found["thread"] = column(scanner.pauses.thread);
     return found;
 }
 

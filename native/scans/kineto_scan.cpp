@@ -561,7 +561,9 @@ void KinetoScanner::keep_operator(const Event& event) {
     if (event.category == "user_annotation") return;
     const auto place = static_cast<std::size_t>(thread);
     end_pause(place, start);
-    if (starts_with(name, "c10d::")) returned_ns_[place] = start + duration;
+    if (starts_with(name, "c10d::")) {  // one within another returns before it
+        returned_ns_[place] = std::max(returned_ns_[place], start + duration);
+    }
     if (is_of_a_library(name)) return;
     if (start >= kept_start_ns_[place] && start + duration <= kept_end_ns_[place]) return;
     kept_start_ns_[place] = start;
@@ -582,7 +584,6 @@ void KinetoScanner::end_pause(std::size_t thread, std::int64_t next_ns) {
     if (end <= returned) return;
     pauses.start_ns.push_back(returned);
     pauses.end_ns.push_back(end);
-    pauses.thread.push_back(static_cast<std::int32_t>(thread));
 }
 
 std::int32_t KinetoScanner::keep_note(std::string_view raw) {

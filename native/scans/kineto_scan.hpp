@@ -65,7 +65,6 @@ struct Operators {
 // call's return until the next one begins, or the operator around them ends.
 struct Pauses {
     std::vector<std::int64_t> start_ns, end_ns;
-    std::vector<std::int32_t> thread;
 };
 
 struct Marks {

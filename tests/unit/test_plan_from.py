@@ -413,7 +413,11 @@ def test_a_rank_that_is_late_for_sums_is_late_for_shards_too(tmp_path: Path) -> 
     traced(tmp_path / "late", dp=2)
     late = with_a_late_rank(tmp_path / "late", late_s * 1e6)
     even_s = fw.plan(recorded=tmp_path / "even", to="zero=3").best.step_s
-    whole_s, sharded_s = (fw.plan(recorded=late, to=f"zero={zero}").best.step_s for zero in (0, 3))
+    whole_s, scattered_s, sharded_s = (
+        fw.plan(recorded=late, to=f"zero={zero}").best.step_s for zero in (0, 2, 3)
+    )
+    even_scattered_s = fw.plan(recorded=tmp_path / "even", to="zero=2").best.step_s
+    assert scattered_s == pytest.approx(even_scattered_s + late_s, rel=0.03)
     assert whole_s == pytest.approx(step_s + late_s, rel=0.01)
     assert sharded_s == pytest.approx(even_s + late_s, rel=0.03)
 

@@ -25,6 +25,7 @@ from fullwire.simulation.described_groups import descriptions_of
 
 # The bytes of their sums, at most: halves of a float summed as whole ones.
 TIMES_GRADIENTS = 2.1
+_MOST_DIGITS = 18  # of a group's size
 AS_MANY = 0.05  # of a step's gradients: sums whose bytes differ by less hold all of them
 _MOST_PERIODS = 20_000  # used: later ones add little
 Held: TypeAlias = tuple[tuple[str, int, int], ...]  # kind, bytes and ranks of each collective
@@ -162,7 +163,8 @@ def members_of(run: Run) -> dict[str, int]:
 
     def of_all(name: str) -> int:
         size = sizes.get(told.get(name.partition(" ")[0], ""), "")
-        return min(int(size), workers) if size.isdigit() and len(ranks) < workers else workers
+        has_others = size.isdecimal() and len(size) < _MOST_DIGITS and len(ranks) < workers
+        return int(size) if has_others and 2 <= int(size) <= workers else workers
 
     return {
         name: of_all(name) if count == len(ranks) else count

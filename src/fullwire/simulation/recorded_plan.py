@@ -268,10 +268,10 @@ class Recorded:
         longest = np.where(self.shards_alike(plans), self.longest_sums, 1.0)
         shown_s = self._sums_of_a_step(plans) * parts["dp_s"]
         parts["dp_s"] = np.minimum(shown_s, longest * self.whole_sums_s(job))
-        # A rank that is late is late for shards, too. What ZeRO-3 itself costs its host is no
-        # lateness, so a recording of it adds nothing to other plans.
-        is_new = (plans.zero == 3) & (self.recognised.layout.zero < 3)
-        parts["dp_s"] = parts["dp_s"] + np.where(is_new, self.late_s, 0.0)
+        # A late rank is late for any sums. A recording of ZeRO-3 tells no lateness: its sums show
+        # the host's own time, too.
+        is_late = (plans.dp * plans.cp > 1) & (self.recognised.layout.zero < 3)
+        parts["dp_s"] = parts["dp_s"] + np.where(is_late, self.late_s, 0.0)
         parts["dp_s"] = parts["dp_s"] + self.shard_copies * shard_copies_s(job)
         parts["host_s"] = parts["host_s"] + host_s
         parts["bubble_s"] = parts["bubble_s"] * _through_s(parts) / before_s
@@ -361,6 +361,8 @@ def calibrated(
         factors["dp_s"] = ratios[-1].ratio
         whole_s = float(recorded.whole_sums_s(job)[0])
         longest, late_s = max(1.0, busy_s["dp"] / whole_s), max(0.0, busy_s["dp"] - whole_s)
+        if late_s and not is_sharded:  # added to the longest sums, which show all of them
+            longest, factors["dp_s"] = 1.0, whole_s / sums_s
         recorded = replace(recorded, longest_sums=longest, late_s=late_s)
     if not is_known and processors is not None:
         ranks = np.array([layout.devices])

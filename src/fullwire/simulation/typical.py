@@ -63,8 +63,7 @@ Sending: TypeAlias = Literal["gradients", "buckets", "nothing"]
 def typical_step(run: Run, sends: Sending = "gradients") -> Step:
     """Work out the usual step of a run."""
     table = table_of_steps(run)
-    own_workers = _workers(run)
-    sent = _communication(run, table, own_workers, sends)
+    sent = _communication(run, table, _workers(run), sends)
     others = sent.others
     # Some traces end a step before its last bucket.
     tail_ns = np.maximum(table.end_ns - np.maximum(table.computed_ns, sent.bucket_end_ns), 0)
@@ -77,9 +76,8 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
     def middle(values: NDArray[Any]) -> int:
         return _mean_ns(values[usual])
 
-    origin_ns = table.start_ns.mean(axis=0)
     begin_ns = table.backward_ns.max(axis=0)
-    forward_ns = middle(begin_ns - origin_ns)
+    forward_ns = middle(begin_ns - table.start_ns.mean(axis=0))
     backward_ns = middle(table.computed_ns.max(axis=0) - begin_ns)
     apart_ns = others.exposed_ns + sent.amidst_ns + sent.unpacking_ns  # of the step, with others
     waited_ns = _waited_ns(run, table)  # for ranks that are not in the run
@@ -88,6 +86,8 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
     # Take the lower median of the ranks in each step: another rank may be late in each.
     usual_rank_ns = np.sort(alone_ns, axis=0)[(len(alone_ns) - 1) // 2]
     step_ns = table.mean_of_rounds_ns(run, usual_rank_ns) if in_rounds else middle(usual_rank_ns)
+    if step_ns <= 0 and not in_rounds:  # ranks wait by turns, and `apart_ns` is the mean of all
+        step_ns = int(np.sort(alone_ns[:, usual].mean(axis=1))[(len(alone_ns) - 1) // 2])
     tail_alone_ns = middle(tail_ns.mean(axis=0)) - apart_ns
     together_ns = forward_ns + backward_ns + tail_alone_ns
     measured_ns, spread = length_ns, alone_ns.astype(np.float64)
@@ -120,7 +120,7 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
         earlier_share=_earlier_share(run, table),
         bytes=sizes,
         meetings=meetings,
-        is_estimated=own_workers > 1,
+        is_estimated=_workers(run) > 1,
         waiting_ns=waiting_ns if len(table.ranks) > 1 or waited_ns.any() else 0,
         lasting_share=_lasting_share(late_ns),
         others=others,

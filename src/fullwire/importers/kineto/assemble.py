@@ -20,10 +20,11 @@ from fullwire.files import name_of
 from fullwire.importers.kineto.clocks import Clocks, Ends, clocks_of, ends_of
 from fullwire.importers.kineto.collectives import numbered
 from fullwire.importers.kineto.contention import by_rank
-from fullwire.importers.kineto.rank import Outline, Tables, read_rank
+from fullwire.importers.kineto.gloo import DefaultGroup, use_of_default
+from fullwire.importers.kineto.rank import NOT_YET, Agreed, Outline, Tables, read_rank
 from fullwire.importers.kineto.recognise import asked_for
 from fullwire.importers.kineto.scan import scanned
-from fullwire.importers.kineto.steps import EACH, Marks
+from fullwire.importers.kineto.steps import EACH
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import OF_SEVERAL_RUNS, gaps_of
 from fullwire.run.run import (
@@ -128,29 +129,45 @@ class Job:
         )
         return rank
 
-    def of_agreed_steps(
+    def as_agreed(
         self,
         outlines: Sequence[Outline | str],
-        read_again: Callable[[Sequence[int], Marks], Iterable[Outline | str]],
+        read_again: Callable[[Sequence[int], Agreed], Iterable[Outline | str]],
     ) -> Job:
-        """Return the job with steps of as many marks on each rank.
+        """Return the job with what its ranks agree on: the marks of a step, and Gloo's groups.
 
-        A trace may be too short to tell how many, and follows the others then. Where they differ,
-        each mark is a step. `read_again` reads the traces at some places of `outlines`.
+        A trace may be too short to tell how many marks are a step, and follows the others then.
+        Where they differ, each mark is a step. `read_again` reads the traces at some places of
+        `outlines`.
         """
+        found = list(outlines)
+
+        def again(places: Sequence[int], agreed: Agreed) -> Job:
+            for place, outline in zip(places, read_again(places, agreed), strict=True):
+                found[place] = outline
+            return Job(found)
+
         told = {outline.marks for outline in self.ranks.values() if outline.tells_marks}
-        agreed = told.pop() if len(told) == 1 else EACH
-        others = [self.traces[rank] for rank, each in self.ranks.items() if each.marks != agreed]
-        if not others:
-            return self
-        again = dict(zip(others, read_again(others, agreed), strict=True))
-        return Job([again.get(place, outline) for place, outline in enumerate(outlines)])
+        marks = told.pop() if len(told) == 1 else EACH
+        others = [self.traces[rank] for rank, each in self.ranks.items() if each.marks != marks]
+        job = again(others, Agreed(marks)) if others else self
+        if (default := job.use_of_default) != "used":
+            job = again(list(job.traces.values()), Agreed(marks, default))
+        return job
 
     def refuse_nothing(self, paths: Sequence[Path]) -> None:
         """Refuse the paths if every trace of them is unreadable."""
         if not self.ranks:
             why = self.missing[0] if self.missing else "no profiler trace is in it"
             raise DamagedInput(paths[0], why.removeprefix(f"{paths[0]}: "))
+
+    @property
+    def use_of_default(self) -> DefaultGroup:
+        """Return how to read the traces again: where "used" is all that they tell, as they were."""
+        threads = [rank.threads for rank in self.ranks.values() if rank.threads is not None]
+        default = use_of_default(threads)
+        is_named = any(rank.tell_groups for rank in threads)
+        return "used" if default == "unknown" and not is_named else default
 
     def naming(self) -> Naming:
         """Return the numbering for the collectives of all ranks."""
@@ -302,7 +319,7 @@ def read_kineto(
     pattern, all_files = asked_for(communication), list(files)
     read: dict[int, Tables] = {}
 
-    def outlines(places: Sequence[int], agreed: Marks | None = None) -> Iterator[Outline | str]:
+    def outlines(places: Sequence[int], agreed: Agreed = NOT_YET) -> Iterator[Outline | str]:
         for place in places:
             try:
                 outline, read[place] = read_rank(scanned(all_files[place]), pattern, agreed)
@@ -312,7 +329,7 @@ def read_kineto(
                 yield outline
 
     found = list(outlines(range(len(all_files))))
-    job = Job(found).of_agreed_steps(found, outlines)
+    job = Job(found).as_agreed(found, outlines)
     job.refuse_nothing(paths)
     tables = {rank: read[number] for rank, number in job.traces.items()}
     naming = job.naming()

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.importers.kineto.gloo import DefaultGroup, Threads, groups_of_threads, threads_of
 from fullwire.importers.kineto.recognise import Known, dtype_of, kinds_of, op_of
 from fullwire.importers.kineto.scan import ABSENT, Columns, Group, Trace, last_around
 from fullwire.importers.kineto.steps import Launched, Steps, passes_of_work
@@ -27,6 +28,7 @@ _GATHERS = ("allgather", "gather")
 _MAY_SEND_NOTHING = ("barrier", "alltoall")
 _MOST_BYTES = 2**50
 _HANDED_OVER_NS = 5_000_000  # the last bucket leaves at most this long after the last operator
+_SOON_NS, _SOON = 500_000, 0.2  # after a wait a thread goes on so soon, or by this share of it
 _AS_MANY = 0.05  # of the shards' bytes: sums that differ by less add up the shards
 _NEXT_TO_NOTHING = 0.01  # of the scattered bytes: sums of fewer are no gradients
 _STEP_SEQUENCE = 2**20  # sequences count within a step, as ranks may begin at different steps
@@ -81,13 +83,16 @@ def of_kernels(
     return ordered, (found.op != "")[order]
 
 
-def of_marks(trace: Trace, steps: Steps) -> Found:
-    """Describe the collectives that libraries mark on the processor, from start to end."""
+def of_marks(trace: Trace, steps: Steps, default: DefaultGroup) -> tuple[Found, Threads | None]:
+    """Describe the collectives that libraries mark on the processor, from start to end.
+
+    The second value is the evidence of their threads for their groups.
+    """
     rows = np.flatnonzero(_is_timed(trace))
     rows = rows[np.argsort(trace.marks["start_ns"][rows], kind="stable")]
     ops = _texts([op_of(name.partition(":")[2]) for name in trace.names])
     start_ns, duration_ns = trace.marks["start_ns"][rows], trace.marks["duration_ns"][rows]
-    return _found(
+    found = _found(
         trace,
         trace.marks["note"][rows],
         [ops[trace.marks["name"][rows]]],
@@ -95,47 +100,9 @@ def of_marks(trace: Trace, steps: Steps) -> Found:
         steps.numbered(steps.of(start_ns)),
         start_ns,
         duration_ns,
-        _groups_of_threads(trace, rows),
+        groups_of_threads(trace, rows, default),
     )
-
-
-def _groups_of_threads(trace: Trace, rows: NDArray[np.intp]) -> list[Group]:
-    """Return the group of each of Gloo's marks, or none where it is unknown.
-
-    Gloo's marks do not name their group. Each group has two threads of its own. Their numbers grow
-    in the order in which the job made its groups. A job with others may leave the default group
-    idle. If another one is idle, the order is open.
-    """
-    names = {trace.names[name] for name in set(trace.marks["name"][rows].tolist())}
-    thread = trace.marks["thread"][rows]
-    numbers = sorted((trace.threads[place], place) for place in set(thread.tolist()))
-    is_told = all(name.startswith("gloo:") for name in names) and numbers and numbers[0][0] >= 0
-    groups = trace.own_groups
-    if not is_told or not groups:
-        return []
-    if len(groups) == 1:  # it needs no name
-        return [replace(groups[0], name="", members="")] * len(rows)
-    pairs = _pairs([number for number, _ in numbers])
-    if len(pairs) == len(groups) - 1 > 1 and groups[0].description == "default_pg":
-        groups = groups[1:]
-    if len(pairs) != len(groups):
-        return []
-    places = {place: number for number, place in numbers}
-    group_of = {number: group for pair, group in zip(pairs, groups, strict=True) for number in pair}
-    return [group_of[places[place]] for place in thread.tolist()]
-
-
-def _pairs(numbers: list[int]) -> list[list[int]]:
-    """Return the threads of each group; one of them may have had nothing to do."""
-    if len(numbers) % 2 == 0:
-        return [numbers[place : place + 2] for place in range(0, len(numbers), 2)]
-    pairs: list[list[int]] = []
-    for number in numbers:
-        if pairs and len(pairs[-1]) == 1 and number == pairs[-1][0] + 1:
-            pairs[-1].append(number)
-        else:
-            pairs.append([number])
-    return pairs
+    return found, threads_of(trace, steps, rows)
 
 
 def within_marks(trace: Trace) -> NDArray[np.bool_]:
@@ -162,14 +129,17 @@ def waits_of_calls(trace: Trace) -> tuple[Whole, Whole]:
 
     A layer that is split over ranks may call collectives in an autograd function of its own, which
     lasts until they end. The thread goes on after the last end of a collective before its next
-    operator. After a call that does not wait, the next operator begins before such an end.
+    operator. After a call that does not wait, the next operator begins before such an end, or long
+    after it: meanwhile the operator computes.
     """
     marks, pauses = trace.marks, trace.pauses
     rows = np.flatnonzero(_is_timed(trace))
     ends_ns = np.sort(marks["start_ns"][rows] + marks["duration_ns"][rows])
     last = np.searchsorted(ends_ns, pauses["end_ns"], side="right")
     last_ns = np.append([ABSENT], ends_ns)[last]
-    waited = last_ns > pauses["start_ns"]
+    waited_ns, late_ns = last_ns - pauses["start_ns"], pauses["end_ns"] - last_ns
+    is_soon = late_ns <= np.maximum(_SOON_NS, _SOON * waited_ns)
+    waited = (last_ns > pauses["start_ns"]) & is_soon
     return pauses["start_ns"][waited], last_ns[waited]
 
 
@@ -325,6 +295,8 @@ def _found(
         _at(trace.notes["in_elements"], note), _at(trace.notes["first_input_elements"], note)
     )
     is_unlike = np.isin(elements, sorted(trace.unlike_gradients)) & (note >= 0)
+    # The inputs of a pipeline's later stages have gradients, too, of the sizes of its layers' sums.
+    is_unlike &= (np.array(op) == "allreduce") & ("send" not in op) & ("recv" not in op)
     called_ns = start_ns.copy()
     for number, times_ns in trace.called.items():
         mine = np.flatnonzero((elements == number) & (np.array(op) == "allreduce"))
@@ -476,8 +448,7 @@ def sent_backward(
     place = np.minimum(place, max(len(steps.number) - 1, 0))
     is_sum = np.zeros(len(found.step), bool)
     if len(steps.number):
-        is_inside = (found.bytes > 0) & (found.step >= 0) & kept[place]
-        is_inside &= issued_ns != ABSENT
+        is_inside = (found.bytes > 0) & (found.step >= 0) & kept[place] & (issued_ns != ABSENT)
         is_before = is_inside & (issued_ns < launches[0][place])
         is_sum = is_inside & ~is_before & np.isin(found.op, ("allreduce", "reducescatter"))
         is_sum &= issued_ns <= np.minimum(launches[1], 2**62)[place] + _HANDED_OVER_NS
@@ -489,7 +460,8 @@ def sent_backward(
         of_layers = set(found.group[is_layers & is_scatter].tolist())
         is_layers |= is_scatter & np.array([name in of_layers for name in found.group], bool)
         # A layer may sum in its backward pass alone, and gather in the forward pass.
-        is_layers |= found.is_unlike & (issued_ns <= launches[1][place])
+        if on_processors:
+            is_layers |= found.is_unlike & (issued_ns <= launches[1][place])
         is_sum &= ~is_layers
     if len(steps.number) and worked_ns is not None:
         # A norm that is summed after the pass is no gradient: kernels came between, as it was made

@@ -27,10 +27,9 @@ from fullwire.crew import HERE, Crew, crew
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.importers.kineto.assemble import Job, Move, Naming
 from fullwire.importers.kineto.clocks import Ends, ends_of
-from fullwire.importers.kineto.rank import Outline, Tables, read_rank
+from fullwire.importers.kineto.rank import NOT_YET, Agreed, Outline, Tables, read_rank
 from fullwire.importers.kineto.recognise import asked_for
 from fullwire.importers.kineto.scan import scanned
-from fullwire.importers.kineto.steps import Marks
 from fullwire.run.store import Piece, RunWriter
 
 _MOST_PROCESSES = 16  # unless asked for: each takes some 100 MB
@@ -67,11 +66,11 @@ def import_kineto(
                 found.append(outline)
                 told(len(found), len(files))
 
-            def again(places: Sequence[int], agreed: Marks) -> Iterator[Outline | str]:
+            def again(places: Sequence[int], agreed: Agreed) -> Iterator[Outline | str]:
                 some = [scans[place] for place in places]
                 return readers.each(partial(_scan, communication, agreed=agreed), some)
 
-            job = Job(found).of_agreed_steps(found, again)
+            job = Job(found).as_agreed(found, again)
             job.refuse_nothing(paths)
             waiting = {rank: scans[number][1] for rank, number in sorted(job.traces.items())}
             # Compare the clocks of all ranks, then place each rank's tables.
@@ -106,7 +105,7 @@ class _Place:
 
 
 def _scan(
-    communication: str | None, task: tuple[Path, Path], *, agreed: Marks | None = None
+    communication: str | None, task: tuple[Path, Path], *, agreed: Agreed = NOT_YET
 ) -> Outline | str:
     """Make tables of a trace and keep them in a file; return the outline, or the problem."""
     path, waiting = task

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from fullwire.importers.kineto import collectives as found_collectives
 from fullwire.importers.kineto.collectives import Backward, Found, SentBackward, sent_backward
 from fullwire.importers.kineto.contention import Slowing, slowing_of
+from fullwire.importers.kineto.gloo import DefaultGroup, Threads
 from fullwire.importers.kineto.recognise import Known, kinds_of, span_name
 from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, Trace
 from fullwire.importers.kineto.shapes import MOST_US
@@ -78,6 +79,18 @@ class Outline:
     groups: Mapping[str, int]
     group_names: Mapping[str, str]
     slowing: Slowing | None
+    threads: Threads | None = None  # of Gloo's marks
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What the ranks of a job agree on, where one trace may not tell it."""
+
+    marks: Marks | None = None  # of a step
+    default: DefaultGroup = "used"  # Gloo's
+
+
+NOT_YET = Agreed()
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -91,20 +104,20 @@ class Tables:
 
 
 def read_rank(
-    trace: Trace, pattern: re.Pattern[str] | None, agreed: Marks | None = None
+    trace: Trace, pattern: re.Pattern[str] | None, agreed: Agreed = NOT_YET
 ) -> tuple[Outline, Tables]:
     """Make tables of a trace; `pattern` finds names of kernels that communicate.
 
-    `agreed` are the marks of a step that all ranks of the job take, where it is known.
+    `agreed` is what all ranks of the job take, as far as it is known.
     """
     trace = found_collectives.with_launches_in_turn(trace)
-    steps = found_steps(trace, agreed)
+    steps = found_steps(trace, agreed.marks)
     by_launch = launched(trace, steps)
     kinds = _kinds(trace, by_launch, pattern)
     if len(kinds):
-        tables = _device_tables(trace, steps, by_launch, kinds)
+        tables, threads = _device_tables(trace, steps, by_launch, kinds), None
     else:
-        found = found_collectives.of_marks(trace, steps)
+        found, threads = found_collectives.of_marks(trace, steps, agreed.default)
         # The backward pass is among the operators: a bucket is ready when it is called. Gloo may
         # begin it later, after the buckets before it.
         operators = trace.operators
@@ -135,7 +148,8 @@ def read_rank(
     devices = set(trace.work["device"].tolist())
     if len(devices) > 1:
         remarks.append(f"it used {len(devices)} devices, which are taken for one")
-    return _outline(trace, steps, by_launch, tables, kinds, tuple(remarks)), tables
+    outline = _outline(trace, steps, by_launch, tables, kinds, tuple(remarks))
+    return replace(outline, threads=threads), tables
 
 
 def _outline(

@@ -95,7 +95,7 @@ class Trace:
     marks: Columns
     notes: Columns
     names: tuple[str, ...]
-    threads: tuple[int, ...]  # the system's number of each thread in `marks`; -1 if it has none
+    threads: tuple[int, ...]  # the system's number of each; -1 if it has none
     problems: tuple[str, ...]
     events: int
     own_groups: tuple[Group, ...]  # in the order in which the job made them

@@ -31,8 +31,8 @@ _OPERATOR = re.compile(
     rb'"name"\s*:\s*"(?:aten::(?:mm|addmm|bmm|baddbmm|_scaled_mm|_grouped_mm|embedding'
     rb"|nll_loss_forward|_scaled_dot_product_\w+|_flash_attention_\w+|_efficient_attention_\w+"
     rb"|_foreach_copy_|split_with_sizes_copy|_chunk_cat)"
-    rb"|torch::autograd::AccumulateGrad|flash_attn::\w+|fsdp::\w+|(?:_c10d_functional|c10d)::\w+|PythonSubclass"
-    rb'|(?:Nested)?Redistribute\w*|_(?:To|From)TorchTensor\w*|FSDP::[^"]*|Optimizer\.step#[^"]*)"'
+    rb"|torch::autograd::AccumulateGrad|flash_attn::\w+|fsdp::\w+"
+    rb'|(?:_c10d_functional|c10d)::\w+|PythonSubclass|(?:Nested)?Redistribute\w*|_(?:To|From)TorchTensor\w*|FSDP::[^"]*|Optimizer\.step#[^"]*)"'
 )
 _KERNEL = re.compile(
     rb'"cat"\s*:\s*"kernel"(?:(?!"ph").)*?"dur"\s*:\s*(\d+(?:\.\d+)?)(?:(?!"ph").)*?'
@@ -125,18 +125,17 @@ class Shapes:
         return {part: min(found) for part, found in wholes.items() if len(found) == 1}
 
     def unlike_gradients(self) -> frozenset[int]:
-        """Return the elements of summed tensors with several dimensions that no gradient has."""
-        if not self.gradients:
-            return frozenset()
-        summed = {
-            _elements(size)
-            for operator in self.operators
-            if operator.name == _SUMS
-            for sizes in _tensors(operator)[:1]
-            for size in sizes
-            if isinstance(size, list) and len(size) > 1
-        }
-        return frozenset(summed - self.gradients)
+        """Return the elements of summed tensors with several dimensions that no gradient has.
+
+        Those of a flat sum are left out: it may hold several gradients.
+        """
+        summed: dict[bool, set[int]] = {True: set(), False: set()}  # by whether they are flat
+        for operator in self.operators:
+            if operator.name == _SUMS:
+                for size in next(iter(_tensors(operator)), []):
+                    if isinstance(size, list):
+                        summed[len(size) < 2].add(_elements(size))
+        return frozenset(summed[False] - summed[True] - self.gradients if self.gradients else ())
 
     def called(self) -> dict[int, Whole]:
         """Return when sums of so many elements were called, by their elements."""
