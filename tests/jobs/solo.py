@@ -31,6 +31,7 @@ def main(mode: str) -> None:
     data = torch.utils.data.DataLoader(torch.randn(STEPS * 2, 8), batch_size=2)
     if mode == "full-disk":  # the largest size of a file, as on a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
+        sys.dont_write_bytecode = True  # else Python leaves the beginnings of compiled modules
     if mode == "broken":
         sys.modules["fullwire_inside.journal"].Journal._append = None
     batches = itertools.islice(itertools.cycle(data), LENGTHS.get(mode, STEPS))

@@ -421,6 +421,7 @@ def test_a_disk_that_takes_no_more_ends_the_sampler_and_not_the_job(tmp_path: Pa
         "import os, resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))\n"
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "os.environ['PYTHONDONTWRITEBYTECODE'] = '1'\n"  # else it leaves beginnings of modules
         "os.execv(sys.argv[1], sys.argv[1:])"
     )
     command = [sys.executable, str(SAMPLER), str(tmp_path), "cat"]
