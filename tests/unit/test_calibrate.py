@@ -473,6 +473,14 @@ def test_times_of_messages_are_believed_where_computing_cannot_lengthen_them(
     assert max(each.longer for each in found.observations) < 0.05
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_run_that_lacks_the_collectives_of_a_rank_is_refused_in_one_line() -> None:
+    run = a_trained_job(a_transport(), facts=computing(0.065))
+    lacks = dataclasses.replace(run, collectives=run.collectives.rows(run.collectives.rank == 0))
+    with pytest.raises(UsageError, match="nothing is known about the transport"):
+        calibrated([lacks])
+
+
 def test_a_fast_line_does_not_hide_one_work_behind_another_on_the_same_processor() -> None:
     shown = a_trained_job(a_transport(), facts=computing(0.065, 0.05))
     table = fw.whatif(shown, bandwidth="100Tbps", transport="measured")

@@ -113,48 +113,58 @@ def test_a_wait_within_an_operator_for_a_collective_that_it_called_is_no_computi
     assert fw.explain(run, bandwidth="1Gbps").verdict.kind == "line_rate"
 
 
-def test_an_operator_that_calls_a_collective_and_goes_on_computes(tmp_path: Path) -> None:
+def computed_s(place: Path, length_us: int, *events: tuple[str, str, int, int]) -> float:
+    """Return the computing in steps of these events: kind, name, beginning and end in us."""
     rank = Rank(0, 2, 1e9)
     for step in range(STEPS):
         began = rank.now_us
-        rank.job.event("cpu_op", "Ahead", began, began + 1_000, tid=1)
-        rank.job.event("cpu_op", "c10d::allreduce_", began + 100, began + 110, tid=1)
-        rank.job.event("user_annotation", "gloo:all_reduce", began + 120, began + 900, tid=9)
-        rank.job.event("cpu_op", "aten::mm", began + 115, began + 700, tid=1)
-        rank.job.event("cpu_op", "aten::add", began + 705, began + 1_000, tid=1)
-        rank.job.step(step, began, began + 1_000)
-        rank.now_us += 1_000
-    assert computing_s(read(rank.job.write(tmp_path / "rank0.json"))) == pytest.approx(1e-3)
+        for kind, name, start_us, end_us in events:
+            thread = 9 if kind == "user_annotation" else 1
+            rank.job.event(kind, name, began + start_us, began + end_us, tid=thread)
+        rank.job.step(step, began, began + length_us)
+        rank.now_us += length_us
+    return computing_s(read(rank.job.write(place / "rank0.json")))
+
+
+def test_an_operator_that_calls_a_collective_and_goes_on_computes(tmp_path: Path) -> None:
+    found = computed_s(
+        tmp_path,
+        1_000,
+        ("cpu_op", "Ahead", 0, 1_000),
+        ("cpu_op", "c10d::allreduce_", 100, 110),
+        ("user_annotation", "gloo:all_reduce", 120, 900),
+        ("cpu_op", "aten::mm", 115, 700),
+        ("cpu_op", "aten::add", 705, 1_000),
+    )
+    assert found == pytest.approx(1e-3)
 
 
 def test_an_operator_that_goes_on_long_after_a_collective_computes_beside_it(
     tmp_path: Path,
 ) -> None:
     """It runs no operators: a compiled region, or one of the user's own."""
-    rank = Rank(0, 2, 1e9)
-    for step in range(STEPS):
-        began = rank.now_us
-        rank.job.event("cpu_op", "Ahead", began, began + 5_000, tid=1)
-        rank.job.event("cpu_op", "c10d::allreduce_", began + 100, began + 110, tid=1)
-        rank.job.event("user_annotation", "gloo:all_reduce", began + 120, began + 4_000, tid=9)
-        rank.job.step(step, began, began + 6_000)
-        rank.now_us += 6_000
-    assert computing_s(read(rank.job.write(tmp_path / "rank0.json"))) == pytest.approx(5e-3)
+    found = computed_s(
+        tmp_path,
+        6_000,
+        ("cpu_op", "Ahead", 0, 5_000),
+        ("cpu_op", "c10d::allreduce_", 100, 110),
+        ("user_annotation", "gloo:all_reduce", 120, 4_000),
+    )
+    assert found == pytest.approx(5e-3)
 
 
 def test_a_wait_begins_when_the_outer_one_of_two_calls_returns(tmp_path: Path) -> None:
     """A call may hand its collective on to another group by a call of its own."""
-    rank = Rank(0, 2, 1e9)
-    for step in range(STEPS):
-        began = rank.now_us
-        rank.job.event("cpu_op", "Layer", began, began + 5_000, tid=1)
-        rank.job.event("cpu_op", "c10d::allreduce_", began + 100, began + 1_000, tid=1)
-        rank.job.event("cpu_op", "c10d::broadcast_", began + 200, began + 210, tid=1)
-        rank.job.event("user_annotation", "gloo:all_reduce", began + 1_000, began + 5_000, tid=9)
-        rank.job.event("cpu_op", "aten::add", began + 5_500, began + 6_000, tid=1)
-        rank.job.step(step, began, began + 6_000)
-        rank.now_us += 6_000
-    assert computing_s(read(rank.job.write(tmp_path / "rank0.json"))) == pytest.approx(1.5e-3)
+    found = computed_s(
+        tmp_path,
+        6_000,
+        ("cpu_op", "Layer", 0, 5_000),
+        ("cpu_op", "c10d::allreduce_", 100, 1_000),
+        ("cpu_op", "c10d::broadcast_", 200, 210),
+        ("user_annotation", "gloo:all_reduce", 1_000, 5_000),
+        ("cpu_op", "aten::add", 5_500, 6_000),
+    )
+    assert found == pytest.approx(1.5e-3)
 
 
 @pytest.mark.parametrize("described", [True, False])

@@ -35,11 +35,7 @@ from fullwire.collectives.cost import AddTimes, Floats
 from fullwire.errors import UsageError
 from fullwire.run.centre import median_of
 from fullwire.run.kinds import kinds_of
-from fullwire.run.placement import (
-    Placement,
-    placement_of,
-    sums_on_processors,
-)
+from fullwire.run.placement import Placement, placement_of, sums_on_processors
 from fullwire.run.processors import KERNEL_FACTOR, share_of_others
 from fullwire.run.run import Run
 from fullwire.simulation.groups import Held, Period, busy_periods, members_of
@@ -161,44 +157,50 @@ class Calibration:
 
 def calibrated(runs: Sequence[Run]) -> Calibration:
     """Fit a transport to the collectives of one run, or of several from the same cluster."""
-    by_run: list[tuple[Run, list[Period]]] = []
+    kept_of: list[tuple[Run, list[Period]]] = []  # the other runs have no busy periods
     for run in runs:
-        by_run.append((run, []))
         if line_rate_bps(run) is not None and _workers(run) > 1:
             fewest = 1 if _is_played(run) else 2
-            by_run[-1][1].extend(busy_periods(run, members_of(run), fewest))
-    observations = [observation for run, kept in by_run for observation in _observed(run, kept)]
-    if not observations:
+            if kept := list(busy_periods(run, members_of(run), fewest)):
+                kept_of.append((run, kept))
+    if not kept_of:
         names = ", ".join(run.place for run in runs)
         raise UsageError(
             f"{names}: nothing is known about the transport. Expected collectives of several "
             "ranks, from each of them, on links of a known line rate. --calibrate RUN takes them "
             "from another run"
         )
-    telling = [run for run, kept in by_run if kept]  # the others have no busy periods
-    known = list(_known_before(telling))
+    telling = [run for run, _ in kept_of]
+    used = [_used_in(run, kept) for run, kept in kept_of]
+    observed = [
+        list(_observed(run, kept, own)) for (run, kept), own in zip(kept_of, used, strict=True)
+    ]
+    by_step_s = [_by_step_s(run, kept) for run, kept in kept_of]
     fit = _Fit(
-        observations,
-        [used for run, kept in by_run if kept and (used := _used_in(run, kept)) is not None],
-        known,
+        [observation for each in observed for observation in each],
+        [own for own in used if own is not None],
+        list(_known_before(telling)),
         _placement(max(telling, key=_workers)),
         _GLOO_GATHERS_LATE if {run.facts.backend for run in telling} == {"gloo"} else 0.0,
-        [_by_step_s(run, kept) for run, kept in by_run if kept],
+        by_step_s,
         _work_off(telling),
     )
     found = fit.solved()
-    waits_s = [_wait_s_per_hop(found, run, kept) for run, kept in by_run if kept]
+    waits_s = [
+        _wait_s_per_hop(found, *each) for each in zip(telling, by_step_s, observed, strict=True)
+    ]
     is_played = all(map(_is_played, telling))
     return replace(found, is_played=is_played, wait_s_per_hop=float(np.mean(waits_s)))
 
 
-def _wait_s_per_hop(fitted: Calibration, run: Run, periods: Sequence[Period]) -> float:
+def _wait_s_per_hop(
+    fitted: Calibration, run: Run, steps_s: Sequence[float], observed: Sequence[Observation]
+) -> float:
     """Return how long messages in a row waited for processors that other programs had, each.
 
     It is what the messages of a step took beyond their fit, which is of medians. A thread waits for
     the others' share of the time, so more than that share has another cause.
     """
-    steps_s, observed = _by_step_s(run, periods), list(_observed(run, periods))
     whole_s = median_of(steps_s).value * len(steps_s)
     fitted_s = 0.0
     for one in observed:
@@ -245,8 +247,8 @@ def _is_played(run: Run) -> bool:
     return run.provenance.origin == "simulated" and run.facts.transport == "measured"
 
 
-def _observed(run: Run, periods: Sequence[Period]) -> Iterator[Observation]:
-    rate_bps, workers, used = line_rate_bps(run), _workers(run), _used_in(run, periods)
+def _observed(run: Run, periods: Sequence[Period], used: _Used | None) -> Iterator[Observation]:
+    rate_bps, workers = line_rate_bps(run), _workers(run)
     # Computing makes no time of the line longer, and without clocks nothing else tells the work.
     most_longer = 0.0 if used is None else _BESIDE_COMPUTING * (1 - used.idle_share)
     [ranks] = _placement(run).ranks_per_processor([workers]).tolist()

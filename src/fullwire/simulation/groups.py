@@ -390,8 +390,8 @@ def _share_beside_computing(run: Run, start_ns: Whole, end_ns: Whole) -> list[fl
     It is the mean of the ranks. A rank that only waits for its accelerator leaves them free, and so
     do few ranks on many processors.
     """
-    step_s = usual_step_s(run)
-    if not sums_on_processors(run) or not step_s:
+    step_s, own_s = usual_step_s(run), own_work_s(run)
+    if not sums_on_processors(run) or not step_s or not own_s:
         return [0.0] * len(start_ns)
     beside: NDArray[np.float64] = np.zeros(len(start_ns))
     for rank in (ranks := np.unique(run.spans.rank)):
@@ -401,7 +401,7 @@ def _share_beside_computing(run: Run, start_ns: Whole, end_ns: Whole) -> list[fl
             union(computing.start_ns, computing.end_ns), union(waits.start_ns, waits.end_ns)
         )
         beside += within(start_ns, end_ns, stretches) / np.maximum(end_ns - start_ns, 1)
-    busy = min(own_work_s(run) * (ranks_per_processor(run) or 1.0) / step_s, 1.0)
+    busy = min(own_s * (ranks_per_processor(run) or 1.0) / step_s, 1.0)
     return [busy * share / max(len(ranks), 1) for share in beside.tolist()]
 
 
