@@ -36,9 +36,9 @@ from fullwire.errors import UsageError
 from fullwire.run.centre import median_of
 from fullwire.run.kinds import kinds_of
 from fullwire.run.placement import Placement, placement_of, sums_on_processors
-from fullwire.run.processors import KERNEL_FACTOR, share_of_others
+from fullwire.run.processors import KERNEL_FACTOR, own_work_s, share_of_others
 from fullwire.run.run import Run
-from fullwire.simulation.groups import Held, Period, busy_periods, members_of
+from fullwire.simulation.groups import Held, Period, busy_periods, computing_s, members_of
 from fullwire.simulation.transport import MeasuredTransport
 
 MUCH_BESIDE = 0.15  # of the processors, in other work: samples and clocks agree to a tenth
@@ -70,9 +70,14 @@ class _Known:
 # takes so many times the threads' time. This and Gloo's three numbers below were chosen on labs.
 _KERNEL_FACTOR = _Known(KERNEL_FACTOR, 0.08)
 # A byte takes less work of processors that are idle most of the time: two of them share caches,
-# memory, and often a core. So the same bytes take so much more where processors hold them up, and
-# that is so unsure (docs/design/measured-transport.md).
-_MORE_WHERE_BUSY, _MORE_OFF = 0.5, 0.25
+# memory, and often a core. So the same bytes take so much more where processors hold them up. Where
+# they compute as well, the job's data fills the caches, and bytes take this much more besides. It
+# is so unsure (docs/design/measured-transport.md).
+_MORE_WHERE_BUSY, _MORE_WHERE_COMPUTING, _MORE_OFF = 0.25, 0.7, 0.25
+# On slower lines than this, TCP sends what a millisecond of the line holds at a time, and not 64
+# KiB. So Gloo's threads wake up more often for the same bytes, whose work grows by this share of
+# the line's slowness.
+_SMALLER_SEGMENTS_BELOW_BPS, _MORE_IN_SMALLER_SEGMENTS = 600e6, 0.6
 SHARE_OF_PAYLOAD = _Known(0.997, 0.02)  # acknowledgements take the rest
 _APART = _Known(0.28, 0.3)  # of Gloo's work; the work of other transports is too little to matter
 PAYLOAD_SHARE = 1448 / 1514  # of a 1500 byte MTU, the default
@@ -327,12 +332,16 @@ class _Used:
     hops: float
     processor_s: float
     idle_share: float  # of the time of messages: they held no processor
+    computing_share: float  # of a processor, while the rank computes
+    rate_bps: float
 
     def misfit(self, s_per_byte: float, s_per_hop: float) -> float:
         """Return how far this work for bytes and messages is from the used time, in spreads."""
         idle = self.idle_share**2
-        work_s = self.wire_bytes * s_per_byte / (1 + _MORE_WHERE_BUSY * idle)
-        work_s += self.hops * s_per_hop
+        more_where_busy = _MORE_WHERE_BUSY + _MORE_WHERE_COMPUTING * self.computing_share
+        slowness = max(_SMALLER_SEGMENTS_BELOW_BPS / self.rate_bps - 1, 0.0)
+        here = (1 + _MORE_IN_SMALLER_SEGMENTS * slowness) / (1 + more_where_busy * idle)
+        work_s = self.wire_bytes * s_per_byte * here + self.hops * s_per_hop
         usual_s = self.wire_bytes * _GLOO_S_PER_BYTE.value, self.hops * _GLOO_S_PER_HOP.value
         of_bytes = usual_s[0] / sum(usual_s)
         spread = np.hypot(_KERNEL_FACTOR.spread, _MORE_OFF * idle * of_bytes)
@@ -363,6 +372,8 @@ def _used_in(run: Run, periods: Sequence[Period]) -> _Used | None:
         hops=sum(cost.hops * cost.wire_bytes.size for cost in costs) / rank_steps,
         processor_s=processor_s,
         idle_share=max(1 - work_s / float(np.mean(_by_step_s(run, periods))), 0.0),
+        computing_share=min(own_work_s(run) / max(computing_s(run), 1e-9), 1.0),
+        rate_bps=rate_bps,
     )
 
 

@@ -395,14 +395,26 @@ def _share_beside_computing(run: Run, start_ns: Whole, end_ns: Whole) -> list[fl
         return [0.0] * len(start_ns)
     beside: NDArray[np.float64] = np.zeros(len(start_ns))
     for rank in (ranks := np.unique(run.spans.rank)):
-        mine = run.spans.rows(run.spans.rank == rank)
-        computing, waits = (mine.rows(mine.lane == lane) for lane in ("compute", "communication"))
-        stretches = without(
-            union(computing.start_ns, computing.end_ns), union(waits.start_ns, waits.end_ns)
-        )
+        stretches = _computing(run.spans.rows(run.spans.rank == rank))
         beside += within(start_ns, end_ns, stretches) / np.maximum(end_ns - start_ns, 1)
     busy = min(own_s * (ranks_per_processor(run) or 1.0) / step_s, 1.0)
     return [busy * share / max(len(ranks), 1) for share in beside.tolist()]
+
+
+def computing_s(run: Run) -> float:
+    """Return how long a rank computes in a step, on whatever it computes."""
+    steps = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
+    whole_ns = 0
+    for rank in np.unique(run.spans.rank):
+        start_ns, end_ns = _computing(run.spans.rows(run.spans.rank == rank))
+        whole_ns += int((end_ns - start_ns).sum())
+    return whole_ns * 1e-9 / max(len(steps), 1)
+
+
+def _computing(spans: Spans) -> tuple[Whole, Whole]:
+    """Return the stretches of time in which a rank computes, but for its waits."""
+    computing, waits = (spans.rows(spans.lane == lane) for lane in ("compute", "communication"))
+    return without(union(computing.start_ns, computing.end_ns), union(waits.start_ns, waits.end_ns))
 
 
 def _one_way(held: Sequence[tuple[str, int, int]]) -> Held:
