@@ -82,7 +82,7 @@ SHARE_OF_PAYLOAD = _Known(0.997, 0.02)  # acknowledgements take the rest
 _APART = _Known(0.28, 0.3)  # of Gloo's work; the work of other transports is too little to matter
 PAYLOAD_SHARE = 1448 / 1514  # of a 1500 byte MTU, the default
 _GLOO_GATHERS_LATE = 0.8  # of its gathers, in trainings with shards of two to four ranks
-_GLOO_S_PER_BYTE = _Known(1.1e-9, 0.4)
+_GLOO_S_PER_BYTE = _Known(1.0e-9, 0.4)
 _GLOO_S_PER_HOP = _Known(0.4e-3, 0.4)
 _OTHER_S_PER_BYTE = _Known(1.0e-11, 1.5)  # of unknown transports, and those that are mixed
 _OTHER_S_PER_HOP = _Known(20e-6, 1.5)
@@ -98,7 +98,7 @@ _WORK_FROM_RUN_TO_RUN = 0.08
 
 # Our transport's work for a byte, as a share of Gloo's on the same processors. All of it is done
 # while something is on the line. Chosen on labs of two and four ranks (validation/README.md).
-OURS_OF_GLOOS_WORK = _Known(0.8, 0.2)
+OURS_OF_GLOOS_WORK = _Known(0.88, 0.2)
 # Our transport's cost of a message in a row, as a share of Gloo's on the same processors: 0.03
 # where each rank has a processor of its own, and up to 0.2 elsewhere.
 OURS_OF_GLOOS_HOP = _Known(0.05, 0.7)

@@ -29,6 +29,9 @@ from fullwire.units import ratio, shown
 # How sharply the busier resource decides: times add up as their sixth powers do. Two equally busy
 # ones take 12 % longer than either. validation/README.md has the measurements behind it.
 _SHARPNESS = 6
+# A rank that has a processor alone leaves it idle for moments, as between two parts of a message.
+# The other ranks of its processor use them, so that much less time for a byte is left to add.
+_USED_BY_OTHERS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +100,18 @@ class MeasuredTransport:
         """Return how long a message keeps the processors that so many ranks share busy."""
         # Waking up for a message finds a processor free: a sleeping rank leaves its own.
         return np.asarray(
-            sent_bytes * self.processor_s_per_byte * crowd + hops * self.processor_s_per_hop
+            sent_bytes * self.processor_s_per_byte * _times_as_long(crowd)
+            + hops * self.processor_s_per_hop
         )
 
     def line_limits_up_to_bps(self, crowd: float) -> float:
         """Return the line rate from which on processors are busier than the line."""
-        return float(8 / (self.share * self.processor_s_per_byte * crowd))
+        return float(8 / (self.share * self.processor_s_per_byte * _times_as_long(crowd)))
+
+
+def _times_as_long(crowd: Floats | float) -> Floats:
+    """Return how often the time of a lone rank's byte passes where so many share a processor."""
+    return np.asarray(crowd * (1 - _USED_BY_OTHERS * np.clip(np.asarray(crowd) - 1, 0, 1)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
