@@ -402,13 +402,14 @@ def _share_beside_computing(run: Run, start_ns: Whole, end_ns: Whole) -> list[fl
 
 
 def computing_s(run: Run) -> float:
-    """Return how long a rank computes in a step, on whatever it computes."""
-    steps = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
-    whole_ns = 0
+    """Return how long the rank computes in a step that computes least: no late rank."""
+    whole_ns, steps = [], 1
     for rank in np.unique(run.spans.rank):
-        start_ns, end_ns = _computing(run.spans.rows(run.spans.rank == rank))
-        whole_ns += int((end_ns - start_ns).sum())
-    return whole_ns * 1e-9 / max(len(steps), 1)
+        mine = run.spans.rows(run.spans.rank == rank)
+        start_ns, end_ns = _computing(mine)
+        whole_ns.append(int((end_ns - start_ns).sum()))
+        steps = max(steps, int(((mine.lane == "host") & (mine.name == "step")).sum()))
+    return min(whole_ns, default=0) * 1e-9 / steps
 
 
 def _computing(spans: Spans) -> tuple[Whole, Whole]:
