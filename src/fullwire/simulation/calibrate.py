@@ -94,7 +94,7 @@ _DEVICE_S_PER_BYTE = _Known(1 / (0.84 * 450e9), 0.6)
 # How much the share of the line and the processors' work differ between runs of the same job on the
 # same machine, hours apart. They are standard deviations of logarithms (validation/README.md).
 LINE_FROM_RUN_TO_RUN = 0.018
-_WORK_FROM_RUN_TO_RUN = 0.08
+_WORK_FROM_RUN_TO_RUN = 0.06
 
 # Our transport's work for a byte, as a share of Gloo's on the same processors. All of it is done
 # while something is on the line. Chosen on labs of two and four ranks (validation/README.md).

@@ -4,7 +4,7 @@ The prediction is made again with every transport that fits the observations nea
 replay with each of them must also match the measured step under its own conditions. The predicted
 run will be a run of its own: its line and processors differ a little from the recorded run's. The
 speed of packing gradients is known from elsewhere. These deviations are independent of each other,
-so their squares add up, and the interval is two standard deviations wide on each side.
+so their squares add up, and the interval is 1.8 standard deviations wide on each side.
 
 Then the uncertainty of the recorded steps' median is added: steps of two kinds may have it at
 either. A step is never shorter than a worker's own. After each wait a processor computes slowly at
@@ -47,8 +47,8 @@ _NEAR_BEST = 1.1
 _LADDER_BPS = (1e9, 2.5e9, 5e9, 10e9, 25e9, 100e9, 400e9)
 _MOST_TRIED = 3
 
-_WIDTH = 2.0  # standard deviations
-_FROM_RUN_TO_RUN = 0.01  # of the same computation on the same machine
+_WIDTH = 1.8  # standard deviations, which hold nine truths of ten
+_FROM_RUN_TO_RUN = 0.025  # of the same computation on the same machine
 _ENOUGH_STEPS = 3
 _EXCHANGE_LONGER = 1.08  # times: a standard deviation of the cases behind an exchange's factor
 _COLD_S, _COLD_SHARE = 2e-3, 0.5  # of a step alone; 1.4 to 2.4 ms in small jobs of one machine
