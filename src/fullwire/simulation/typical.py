@@ -29,7 +29,7 @@ from fullwire.compression.codec import named_in
 from fullwire.run.centre import median_of
 from fullwire.run.intervals import covered_ns
 from fullwire.run.kinds import EARLIER, kinds_of
-from fullwire.run.placement import ranks_per_processor
+from fullwire.run.placement import ranks_per_processor, sums_on_processors
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Run, Spans, Whole
 from fullwire.run.split_layers import are_between_stages
@@ -360,7 +360,7 @@ def _others(
         here, during = rows.rows(rows.step == number), spans.rows(spans.step == number)
         exposed_ns = _exposed_ns(here, during, buckets.rows(buckets.step == number))
         own_ns.append(took_ns - exposed_ns)
-        hidden_ns.append(int((here.end_ns - here.start_ns).sum()) - exposed_ns)
+        hidden_ns.append(_on_the_way_ns(run, here) - exposed_ns)
         calling_ns.append(calling_ns_of(here, during))
     among = [members[name] for name in usual.group.astype(str).tolist()]
     # A step's own time varies little. Its exposed time varies as much as the step does.
@@ -421,6 +421,18 @@ def _exposed_ns(here: Collectives, during: Spans, beside: Collectives) -> int:
     beside_none_ns = covered_ns(*_both(issued, busy)) - covered_ns(*busy)
     waited_for_ns = covered_ns(*issued) - covered_ns(*_both(issued, waiting))
     return beside_none_ns + waited_for_ns + covered_ns(*waiting)
+
+
+def _on_the_way_ns(run: Run, here: Collectives) -> int:
+    """Return how long the lines of a step's collectives have them on the way.
+
+    Several that a script begins at once are on the way together, and share a line. Groups of
+    devices may each have a line of their own.
+    """
+    if sums_on_processors(run):
+        return covered_ns(here.start_ns, here.end_ns)
+    groups = (here.rows(here.group == name) for name in set(here.group.tolist()))
+    return sum(covered_ns(each.start_ns, each.end_ns) for each in groups)
 
 
 def _course(

@@ -1,0 +1,50 @@
+"""Predictions of jobs whose collectives share links, judged by playing them (played_jobs.py)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from fullwire.answers.verification import verify
+from fullwire.run.run import Run
+from tests.played_jobs import Call, Compute, Program, Ready, Wait, played
+
+GBPS = 1e9
+RATES_BPS = (0.1 * GBPS, 0.5 * GBPS, 2 * GBPS, 8 * GBPS)
+MB = 1_000_000
+
+
+def errors(program: Callable[[int], Program], workers: int) -> dict[tuple[float, float], float]:
+    """Return how far each line rate's job is from its prediction from each other one."""
+    runs = {rate_bps: on_ddp(program, workers, rate_bps) for rate_bps in RATES_BPS}
+    found = {}
+    for shown, asked in itertools.permutations(runs, 2):
+        verification = verify(runs[shown], runs[asked])
+        assert verification is not None
+        found[shown, asked] = verification.error
+    return found
+
+
+def on_ddp(program: Callable[[int], Program], workers: int, rate_bps: float) -> Run:
+    return played(program, workers, rate_bps, facts={"buckets": "ddp:2MiB"})
+
+
+def sharing_optimizer_state(rank: int) -> Program:
+    """Step as ZeRO does in its first stage: the owner of parameters broadcasts them at the end."""
+    del rank
+    everyone = (0, 1)
+    steps: list[Compute | Call | Ready | Wait] = [Compute("forward", 10)]
+    for _ in range(3):
+        bucket = Call("0", everyone, "allreduce", 3 * MB, is_awaited=False)
+        steps += [Compute("backward", 8), Ready(3 * MB), bucket]
+    steps += [Compute("backward", 1), Wait(), Compute("optimizer", 3)]
+    steps += [Call("0", everyone, "broadcast", MB, is_awaited=False)] * 9
+    return [*steps, Wait()]
+
+
+def test_collectives_that_are_begun_at_once_hide_behind_nothing() -> None:
+    """Their times overlap, because they share the line, and a step waits for each of its bytes."""
+    for conditions, error in errors(sharing_optimizer_state, 2).items():
+        assert error == pytest.approx(0, abs=0.01), conditions
