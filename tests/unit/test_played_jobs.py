@@ -48,3 +48,31 @@ def test_collectives_that_are_begun_at_once_hide_behind_nothing() -> None:
     """Their times overlap, because they share the line, and a step waits for each of its bytes."""
     for conditions, error in errors(sharing_optimizer_state, 2).items():
         assert error == pytest.approx(0, abs=0.01), conditions
+
+
+def split_and_replicated(*, sums_of: int) -> Callable[[int], Program]:
+    """Return steps of four ranks: two split each layer, and each half has two replicas.
+
+    Amidst each layer computing waits for a sum of so many bytes. A bucket goes after two layers.
+    """
+
+    def program(rank: int) -> Program:
+        pair, others = rank // 2, rank % 2
+        split = Call(f"split {pair}", (2 * pair, 2 * pair + 1), "allreduce", sums_of)
+        bucket = Call(f"replicas {others}", (others, others + 2), "allreduce", 3 * MB, False)
+        steps: list[Compute | Call | Ready | Wait] = [Compute("forward", 4), split] * 6
+        steps.append(Compute("forward", 1))
+        for layer in range(6):
+            steps += [Compute("backward", 4), split, Compute("backward", 4)]
+            if layer % 2:
+                steps += [Ready(bucket.size), bucket]
+        return [*steps, Compute("backward", 0.1), Wait(), Compute("optimizer", 3)]
+
+    return program
+
+
+@pytest.mark.parametrize("sums_of", [MB // 10, MB, 3 * MB])
+def test_buckets_share_the_link_with_sums_that_computing_waits_for(sums_of: int) -> None:
+    """A recording on a slow link has long waits in its backward pass, which hide no bucket."""
+    for conditions, error in errors(split_and_replicated(sums_of=sums_of), 4).items():
+        assert error == pytest.approx(0, abs=0.015), conditions

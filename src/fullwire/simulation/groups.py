@@ -45,6 +45,7 @@ class Others:
     calling_ns: int = 0  # from the end of each to the next, where the host is otherwise idle
     awaited: tuple[bool, ...] = ()  # amidst computation, which needs their results
     issue_ns: tuple[int, ...] = ()  # after the backward pass began; 0 before, and its end after it
+    waits_ns: tuple[int, ...] = ()  # of computing in the backward pass for each, if for any
     are_gradients: bool = False  # summed by hand, in place of buckets
     are_of_more: bool = False  # these sums, as they have many more bytes than the gradients
     sum_gradients: bool = False  # in another way, as shards are, in place of buckets too
@@ -61,6 +62,15 @@ class Others:
     def kinds(self) -> list[tuple[str, int, int]]:
         """Return for each the operation that is sent, its bytes, and its members."""
         return list(zip(self.sent, self.bytes, self.members, strict=True))
+
+    def slower(self, times: float) -> Others:
+        """Return the collectives of a step whose own work takes so many times as long."""
+        return replace(
+            self,
+            calling_ns=round(self.calling_ns * times),
+            issue_ns=tuple(round(each_ns * times) for each_ns in self.issue_ns),
+            waits_ns=tuple(round(each_ns * times) for each_ns in self.waits_ns),
+        )
 
     @property
     def untold_slowing(self) -> float:
@@ -131,6 +141,7 @@ class Others:
             bytes=kept(self.bytes),
             members=kept(self.members),
             issue_ns=kept(self.issue_ns),
+            waits_ns=kept(self.waits_ns) if self.waits_ns else (),
             awaited=kept(self.awaited),
             course=self.course and self.course.of(places),
         )

@@ -36,6 +36,7 @@ from fullwire.simulation.schedule import (
     priority_overhead_s,
     priority_timeline,
     running_sum,
+    shared_lane_s,
     timeline_of,
     with_gradients_spread,
 )
@@ -172,7 +173,12 @@ class Messages:
         if is_longer := bool(np.any(longer > 1)):
             cost_s = (each_s / longer for each_s in cost_s)
         if self.lane == "fifo":
-            lane = fifo_lane_s(self.subject.step, self.buckets, cost_s)
+            if self.subject.step.others.waits_ns:
+                beside_s = self.each_other_s(chosen, rate_bps, transport)
+                beside_s = [each_s / longer for each_s in beside_s]
+                lane = shared_lane_s(self.subject.step, self.buckets, cost_s, beside_s)
+            else:
+                lane = fifo_lane_s(self.subject.step, self.buckets, cost_s)
             busy_s, by_buckets_s = lane.busy_s, fifo_overhead_s(self.subject.step, lane)
         else:
             costs = list(cost_s)
@@ -375,11 +381,10 @@ class Messages:
         recorded, but no more time hides behind computation than in the recording.
         """
         others = self.subject.step.others
-        of_kinds = list(self._each_other_s(chosen, rate_bps, transport))
+        of_kinds = list(self._kinds_s(chosen, rate_bps, transport))
         total_s = running_sum(other.count * each_s for other, each_s in of_kinds)
         if others.course is not None:
-            of_kind = {other.kind: each_s for other, each_s in of_kinds}
-            each_s = [of_kind[kind] for kind in others.kinds]
+            each_s = self.each_other_s(chosen, rate_bps, transport)
             # The slowest rank's own time; the rests in it have been counted with these collectives.
             late_ns = np.reshape(self.subject.step.waiting_ns, (-1, 1, 1))
             own_s = (self.subject.step.step_ns + others.rest_ns + late_ns) * 1e-9
@@ -389,7 +394,13 @@ class Messages:
         share = others.exposed_ns / max(others.total_ns, 1)
         return np.asarray(np.maximum(share * total_s, total_s - hidden_s)), total_s
 
-    def _each_other_s(
+    def each_other_s(self, chosen: slice, rate_bps: Floats, transport: Transport) -> list[Floats]:
+        """Return the times of a step's collectives that are no buckets, in their order."""
+        of_kinds = self._kinds_s(chosen, rate_bps, transport)
+        of_kind = {other.kind: each_s for other, each_s in of_kinds}
+        return [of_kind[kind] for kind in self.subject.step.others.kinds]
+
+    def _kinds_s(
         self, chosen: slice, rate_bps: Floats, transport: Transport
     ) -> Iterator[tuple[_Other, Floats]]:
         """Go through the collectives that are no buckets, with the time that one of each takes."""
@@ -408,11 +419,8 @@ class Messages:
 
     def each_instead_s(self, rate_bps: Floats, transport: Transport) -> Floats:
         """Return the times of the collectives that go in place of gradients, at one point."""
-        of_kind = {
-            other.kind: float(each_s[0, 0, 0])
-            for other, each_s in self._each_other_s(slice(None), rate_bps, transport)
-        }
-        return np.array([of_kind[kind] for kind in self.subject.step.others.kinds])
+        each_s = self.each_other_s(slice(None), rate_bps, transport)
+        return np.array([float(one_s[0, 0, 0]) for one_s in each_s])
 
     def instead_timeline(self, rate_bps: Floats, transport: Transport) -> Timeline:
         """Return when the collectives that go in place of gradients are on the lane, at one point.
