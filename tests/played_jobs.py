@@ -1,7 +1,8 @@
 """Jobs played by rules of their own: each rank follows a program, and collectives share its link.
 
 Collectives of a group go one after another. Those of several groups that a rank is in share its
-link evenly. So predictions are judged by a truth that they have no part in.
+link evenly. Of a gather that is late, the rank that came first has its data sooner. So predictions
+are judged by a truth that they have no part in.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from fullwire.collectives.closed_form import half_a_part, sent_as
 from fullwire.run.facts import FactValue, named
 from fullwire.run.run import Collectives, Gradients, Provenance, Run, Spans
 from fullwire.simulation.transport import MeasuredTransport
@@ -91,7 +93,23 @@ class _Sent:
     number: int
     issued_ms: dict[int, float] = field(default_factory=dict)
     left_ms: float = _NEVER  # with the link alone, once all members have come
-    end_ms: float = _NEVER
+    late_ms: float = 0.0  # of it, when the rank that came first has its data
+    end_ms: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def next_ms(self) -> float:
+        """Return how soon it is over for some rank."""
+        return self.left_ms if self.end_ms else self.left_ms - self.late_ms
+
+    def go_on(self, for_ms: float, now_ms: float) -> None:
+        """Go on for so long with the link alone."""
+        self.left_ms -= for_ms
+        first = min(self.issued_ms, key=self.issued_ms.__getitem__)
+        if self.late_ms and not self.end_ms and self.left_ms < self.late_ms + 1e-9:
+            self.end_ms[first] = now_ms
+        elif self.left_ms < 1e-9:
+            self.left_ms = 0.0
+            self.end_ms = dict.fromkeys(self.call.members, now_ms) | self.end_ms
 
 
 @dataclass(slots=True)
@@ -132,26 +150,27 @@ class _Player:
             for number, rank in enumerate(self.ranks):
                 self._go_on(number, rank)
             under_way = self._under_way(rate_bps)
-            ends_ms = [self.now_ms + one.left_ms * shares for one, shares in under_way]
+            ends_ms = [self.now_ms + one.next_ms * shares for one, shares in under_way]
             ends_ms += [each.until_ms for each in self.ranks if each.left and not each.waits_for]
             if not ends_ms:
                 return
             passed_ms = min(ends_ms) - self.now_ms
             self.now_ms += passed_ms
             for one, shares in under_way:
-                one.left_ms -= passed_ms / shares
-                if one.left_ms < 1e-9:
-                    one.end_ms = self.now_ms
+                one.go_on(passed_ms / shares, self.now_ms)
 
     def _under_way(self, rate_bps: float) -> list[tuple[_Sent, int]]:
         """Return the collectives on the links, with how many share the busiest link of each."""
-        first = {key[0]: one for key, one in reversed(self.sent.items()) if one.end_ms == _NEVER}
+        first = {key[0]: one for key, one in reversed(self.sent.items()) if one.left_ms > 0}
         going = [one for one in first.values() if len(one.issued_ms) == len(one.call.members)]
         for one in going:
             if one.left_ms == _NEVER:
-                among, size, op = len(one.call.members), one.call.size, one.call.op
+                among, size = len(one.call.members), one.call.size
+                op = sent_as(one.call.op, "gloo")
                 alone_s = message_s(self.transport, among, rate_bps, size, crowd_of=1, op=op)
                 one.left_ms = 1e3 * alone_s
+                late = self.transport.gathers_late * half_a_part(op, among)
+                one.late_ms = one.left_ms * late / (1 + late)
         load = np.zeros(len(self.ranks), int)
         for one in going:
             load[list(one.call.members)] += 1
@@ -160,7 +179,7 @@ class _Player:
     def _go_on(self, number: int, rank: _Rank) -> None:
         """Let a rank go on until it computes or waits."""
         while rank.left and rank.until_ms <= self.now_ms + 1e-9:
-            rank.waits_for = {key for key in rank.waits_for if self.sent[key].end_ms == _NEVER}
+            rank.waits_for = {key for key in rank.waits_for if number not in self.sent[key].end_ms}
             if rank.waits_for:
                 return
             step, what = rank.left.pop()
@@ -236,6 +255,6 @@ def _collectives(sent: Sequence[_Sent]) -> Collectives:
         bytes=np.array([one.call.size for *_, one in rows]),
         issue_ns=issue_ns,
         start_ns=issue_ns,
-        end_ns=_ns([one.end_ms for *_, one in rows]),
+        end_ns=_ns([one.end_ms[rank] for rank, _, one in rows]),
         **{name: np.array(values, object) for name, values in words.items()},
     )

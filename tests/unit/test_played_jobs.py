@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import pytest
 
 from fullwire.answers.verification import verify
 from fullwire.run.run import Run
-from tests.played_jobs import Call, Compute, Program, Ready, Wait, played
+from tests.played_jobs import LIKE_GLOO, Call, Compute, Program, Ready, Wait, played
 
 GBPS = 1e9
 RATES_BPS = (0.1 * GBPS, 0.5 * GBPS, 2 * GBPS, 8 * GBPS)
@@ -76,3 +77,25 @@ def test_buckets_share_the_link_with_sums_that_computing_waits_for(sums_of: int)
     """A recording on a slow link has long waits in its backward pass, which hide no bucket."""
     for conditions, error in errors(split_and_replicated(sums_of=sums_of), 4).items():
         assert error == pytest.approx(0, abs=0.015), conditions
+
+
+def sharding(rank: int) -> Program:
+    """Step as FSDP does between two ranks: layers wait for weights, and sums are scattered."""
+    everyone = (0, 1)
+    gather = Call("0", everyone, "allgather", 4 * MB)
+    scatter = Call("0", everyone, "reducescatter", 4 * MB)
+    own = 1 + rank / 4  # so that the second rank comes later
+    steps: list[Compute | Call | Ready | Wait] = [gather, Compute("forward", 4 * own)] * 4
+    for _ in range(4):
+        steps += [Compute("backward", own), gather, Compute("backward", 8), Ready(4 * MB), scatter]
+    return [*steps, Compute("backward", 0.1), Compute("optimizer", 3)]
+
+
+def test_a_step_waits_for_the_rank_whose_gather_ends_last() -> None:
+    """Between two ranks the one that comes later has its data late; both then meet again."""
+    late = dataclasses.replace(LIKE_GLOO, gathers_late=0.9)
+    runs = {rate_bps: played(sharding, 2, rate_bps, transport=late) for rate_bps in RATES_BPS}
+    for shown, asked in itertools.permutations(runs, 2):
+        verification = verify(runs[shown], runs[asked])
+        assert verification is not None
+        assert verification.error == pytest.approx(0, abs=0.035), (shown, asked)

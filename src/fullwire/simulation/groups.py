@@ -427,8 +427,10 @@ def _one_way(held: Sequence[tuple[str, int, int]]) -> Held:
 
 
 def _of_all_ranks(rows: Collectives, fewest: int) -> tuple[Whole, Whole, NDArray[np.intp]]:
-    """Bring the ranks' rows of each collective together: last issue, mean end, one of the rows.
+    """Bring the ranks' rows of each collective together: last issue, end, one of the rows.
 
+    The end is the mean of the ranks. Of a gather it is the last: one rank has its data late, and
+    others then wait for this rank in the next collective.
     A collective that some rank of its group lacks is left out, because the moment when it could
     begin is unknown. So is one that the first rank has no part in.
     """
@@ -440,7 +442,11 @@ def _of_all_ranks(rows: Collectives, fewest: int) -> tuple[Whole, Whole, NDArray
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.intp)
     count = np.diff(np.append(begins, len(order)))
     issued_ns = np.maximum.reduceat(rows.issue_ns[order], begins)
-    ended_ns = np.add.reduceat(rows.end_ns[order] - issued_ns.repeat(count), begins) // count
+    took_ns = rows.end_ns[order] - issued_ns.repeat(count)
+    is_gather = rows.op[order][begins] == "allgather"
+    ended_ns = np.where(
+        is_gather, np.maximum.reduceat(took_ns, begins), np.add.reduceat(took_ns, begins) // count
+    )
     most = np.zeros(int(groups.max()) + 1, np.int64)
     np.maximum.at(most, groups[order][begins], count)
     is_whole = (count == most[groups[order][begins]]) & (count >= fewest)
