@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+import fullwire as fw
 from fullwire.answers.verification import verify
+from fullwire.run.facts import FactValue
 from fullwire.run.run import Run
 from tests.played_jobs import LIKE_GLOO, Call, Compute, Program, Ready, Wait, played
 
@@ -99,3 +101,24 @@ def test_a_step_waits_for_the_rank_whose_gather_ends_last() -> None:
         verification = verify(runs[shown], runs[asked])
         assert verification is not None
         assert verification.error == pytest.approx(0, abs=0.035), (shown, asked)
+
+
+@pytest.mark.parametrize(
+    ("program", "workers", "megabytes"),
+    [
+        # Buckets and sums of pairs: as many bytes as they have. Rings of two send that much.
+        (split_and_replicated(sums_of=MB), 4, 3 * 3 + 12),
+        # Gathers send a half, and Gloo sums everywhere what it scatters.
+        (sharding, 2, 8 * 4 / 2 + 4 * 4),
+        # Buckets, and nine broadcasts of which each rank makes half.
+        (sharing_optimizer_state, 2, 3 * 3 + 9 / 2),
+    ],
+)
+def test_the_link_carries_buckets_and_all_other_collectives(
+    program: Callable[[int], Program], workers: int, megabytes: float
+) -> None:
+    facts: dict[str, FactValue] = {} if program is sharding else {"buckets": "ddp:2MiB"}
+    run = played(program, workers, GBPS, facts=facts)
+    table = fw.whatif(run, transport="measured")
+    carried = table["network_utilization"][0] * table["step_s"][0] * GBPS / 8
+    assert carried == pytest.approx(megabytes * MB, rel=0.01)

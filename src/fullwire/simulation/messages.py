@@ -17,6 +17,7 @@ import numpy as np
 from fullwire.collectives.closed_form import (
     gradient_cost,
     half_a_part,
+    mean_sent_bytes,
     on_wire,
     recorded_cost,
 )
@@ -154,41 +155,40 @@ class Messages:
             total = total + np.choose(quickest, np.broadcast_arrays(*sent))
         return total / ratio
 
-    def instead_bits(self, chosen: slice) -> Floats:
-        """Return the bits on a host's link of the collectives that go in place of gradients."""
-        if not self.subject.step.sends_nothing and self.subject.step.others.course is None:
+    def others_bits(self, chosen: slice) -> Floats:
+        """Return the bits of other collectives on a host's link, as far as these go over it."""
+        step = self.subject.step
+        are_on_others = self.subject.is_on_devices and not step.sends_nothing
+        if not self.others or (are_on_others and step.others.course is None):
             return np.zeros(())
-        return running_sum(
-            other.count * (other.wire_bits * other.load)[chosen, None, None]
-            for other in self.others
-        )
+        bits = (each.count * each.sent_bits * each.load for each in self.others)
+        return np.asarray(running_sum(bits)[chosen, None, None])
 
     def exposed(
         self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
     ) -> Exposed:
         """Return the exposed communication of a step that synchronises."""
-        cost_s = self.cost_s(chosen, rate_bps, transport, ratio)
+        step, cost_s = self.subject.step, self.cost_s(chosen, rate_bps, transport, ratio)
         # Passes that take longer by turns hide more: as if they took as long, and messages less.
         longer = self.subject.passes_by_turns(self.workers[chosen])
         if is_longer := bool(np.any(longer > 1)):
             cost_s = (each_s / longer for each_s in cost_s)
-        if self.lane == "fifo":
-            if self.subject.step.others.waits_ns:
+        if self.lane == "priority":
+            costs = list(cost_s)
+            timeline = timeline_of(step, self.buckets, priority_timeline, costs)
+            by_buckets_s = priority_overhead_s(step, self.buckets, timeline)
+            busy_s = running_sum(costs)
+        else:
+            if step.others.waits_ns:
                 beside_s = self.each_other_s(chosen, rate_bps, transport)
                 beside_s = [each_s / longer for each_s in beside_s]
-                lane = shared_lane_s(self.subject.step, self.buckets, cost_s, beside_s)
+                lane = shared_lane_s(step, self.buckets, cost_s, beside_s)
             else:
-                lane = fifo_lane_s(self.subject.step, self.buckets, cost_s)
-            busy_s, by_buckets_s = lane.busy_s, fifo_overhead_s(self.subject.step, lane)
-        else:
-            costs = list(cost_s)
-            timeline = timeline_of(self.subject.step, self.buckets, priority_timeline, costs)
-            by_buckets_s = priority_overhead_s(self.subject.step, self.buckets, timeline)
-            busy_s = running_sum(costs)
+                lane = fifo_lane_s(step, self.buckets, cost_s)
+            busy_s, by_buckets_s = lane.busy_s, fifo_overhead_s(step, lane)
         if is_longer:
             by_buckets_s, busy_s = by_buckets_s * longer, busy_s * longer
-        # There are no buckets to wait for.
-        if self.subject.step.others.sum_gradients or self.subject.step.sends_nothing:
+        if step.sends_no_buckets:  # there are none to wait for
             by_buckets_s = np.zeros_like(by_buckets_s)
         by_others_s, others_s = self._others_s(chosen, rate_bps, transport)
         work_s = running_sum(self._work_s(chosen, transport, ratio))
@@ -197,7 +197,7 @@ class Messages:
         crowding = self.subject.crowding
         if crowding.is_by_time:
             beside_others_s = others_s - by_others_s
-            if not self.subject.step.others.sum_gradients:
+            if not step.others.sum_gradients:
                 beside = np.maximum(busy_s - by_buckets_s, 0.0)
         elif crowding.s_each:
             hidden = 1 - by_buckets_s / np.maximum(busy_s, np.finfo(float).tiny)
@@ -205,9 +205,9 @@ class Messages:
             is_timed = isinstance(transport, MeasuredTransport)
             time_s = busy_s if is_timed else np.maximum(busy_s, bits * crowding.s_per_bit)
             beside = bits**BY_BITS * np.asarray(time_s) ** (1 - BY_BITS) * np.clip(hidden, 0.0, 1.0)
-        instead_s = others_s if self.subject.step.sends_nothing else np.zeros(())
+        instead_s = others_s if step.sends_nothing else np.zeros(())
         hidden_s = others_s - by_others_s
-        if not self.subject.step.others.sum_gradients:
+        if not step.others.sum_gradients:
             hidden_s = hidden_s + np.maximum(busy_s - by_buckets_s, 0.0)
         return Exposed(
             by_buckets_s, by_others_s, busy_s, hidden_s, work_s, beside, beside_others_s, instead_s
@@ -450,6 +450,7 @@ class _Other:
     """Equal collectives of a step that are no buckets, by workers."""
 
     wire_bits: Floats
+    sent_bits: Floats
     hops: Floats
     load: Floats  # of a host's link, over that of a rank with its own
     halves: Floats  # of a rank's part, as a share of a gather's bytes
@@ -579,15 +580,14 @@ def _others(
     if others.are_gradients:  # they are the messages
         return
     for (op, size, members), count in Counter(others.kinds).items():
-        cost_of = {
-            among: recorded_cost(op, ranks_among(members, among), size, subject.adds)
-            for among in set(workers)
-        }
-        costs = [cost_of[among] for among in workers]
+        ranks = [ranks_among(members, among) for among in workers]
+        cost_of = {each: recorded_cost(op, each, size, subject.adds) for each in set(ranks)}
+        costs = [cost_of[each] for each in ranks]
         yield _Other(
             wire_bits=np.array([8 * float(cost.wire_bytes) for cost in costs]),
+            sent_bits=np.array([8 * mean_sent_bytes(op, each, size) for each in ranks]),
             hops=np.array([float(cost.hops) for cost in costs]),
-            halves=np.array([half_a_part(op, ranks_among(members, among)) for among in workers]),
+            halves=np.array([half_a_part(op, each) for each in ranks]),
             load=np.ones(len(workers)) if members else subject.nic_loads(workers, *on_wire(op)),
             latency_s=latency_s,
             count=count,
