@@ -92,6 +92,7 @@ class _Sent:
     step: int
     number: int
     issued_ms: dict[int, float] = field(default_factory=dict)
+    ops: dict[int, str] = field(default_factory=dict)  # of two ranks one sends, and one receives
     left_ms: float = _NEVER  # with the link alone, once all members have come
     late_ms: float = 0.0  # of it, when the rank that came first has its data
     end_ms: dict[int, float] = field(default_factory=dict)
@@ -166,7 +167,8 @@ class _Player:
         for one in going:
             if one.left_ms == _NEVER:
                 among, size = len(one.call.members), one.call.size
-                op = sent_as(one.call.op, "gloo")
+                op = one.call.op
+                op = "broadcast" if op in ("send", "recv") else sent_as(op, "gloo")
                 alone_s = message_s(self.transport, among, rate_bps, size, crowd_of=1, op=op)
                 one.left_ms = 1e3 * alone_s
                 late = self.transport.gathers_late * half_a_part(op, among)
@@ -194,7 +196,7 @@ class _Player:
                 key = what.group, rank.counts.get(what.group, 0)
                 rank.counts[what.group] = key[1] + 1
                 one = self.sent.setdefault(key, _Sent(what, step, key[1]))
-                one.issued_ms[number] = self.now_ms
+                one.issued_ms[number], one.ops[number] = self.now_ms, what.op
                 rank.begun.add(key)
                 if what.is_awaited:
                     rank.waits_for, rank.since_ms = {key}, self.now_ms
@@ -245,7 +247,7 @@ def _collectives(sent: Sequence[_Sent]) -> Collectives:
     issue_ns = _ns([at_ms for _, at_ms, _ in rows])
     words = {
         "group": [one.call.group for *_, one in rows],
-        "op": [one.call.op for *_, one in rows],
+        "op": [one.ops[rank] for rank, _, one in rows],
         "dtype": ["float32"] * len(rows),
     }
     return Collectives(

@@ -122,3 +122,39 @@ def test_the_link_carries_buckets_and_all_other_collectives(
     table = fw.whatif(run, transport="measured")
     carried = table["network_utilization"][0] * table["step_s"][0] * GBPS / 8
     assert carried == pytest.approx(megabytes * MB, rel=0.01)
+
+
+def by_stages(rank: int) -> Program:
+    """Step as two stages of a pipeline that take four batches, all forward passes first."""
+    steps: list[Compute | Call | Ready | Wait] = []
+    there, back = ("0 0>1", (0, 1)), ("0 1>0", (1, 0))
+    for name, work_ms, (group, members) in (("forward", 10, there), ("backward", 20, back)):
+        is_first = rank == members[0]
+        transfer = Call(group, members, "send" if is_first else "recv", MB // 10)
+        passed: list[Compute | Call | Ready | Wait] = [transfer, Compute(name, work_ms)]
+        steps += (passed[::-1] if is_first else passed) * 4
+    return [*steps, Ready(MB), Compute("backward", 0.1), Compute("optimizer", 2)]
+
+
+def around_a_ring(rank: int) -> Program:
+    """Step as ranks do that exchange data in turn: the first one sends first."""
+    there, back = ("0 0>1", (0, 1)), ("0 1>0", (1, 0))
+    steps: list[Compute | Call | Ready | Wait] = []
+    for name in ("forward", "backward"):
+        for group, members in (there, back):
+            op = "send" if rank == members[0] else "recv"
+            steps.append(Call(group, members, op, MB // 10))
+        steps.append(Compute(name, 20 + 10 * rank))
+    return [*steps, Ready(MB), Compute("backward", 0.1), Compute("optimizer", 2)]
+
+
+def test_recorded_stages_of_a_pipeline_have_a_bubble_and_no_late_rank() -> None:
+    """Most scripts name no group for a pipeline: its transfers tell it."""
+    found = fw.explain(played(by_stages, 2, 10 * GBPS))
+    assert found.verdict.kind == "bubble"
+    assert found.account["bubble"] == pytest.approx(0.03, rel=0.1)  # the passes of one batch
+    assert found.account["straggler"] < 0.001
+    assert not [fix for fix in found.fixes if fix.kind == "straggler"]
+    ring = fw.explain(played(around_a_ring, 2, 10 * GBPS))
+    assert ring.account["bubble"] == 0
+    assert ring.account["straggler"] > 0.01
