@@ -12,6 +12,9 @@ import fullwire as fw
 from fullwire.answers.verification import verify
 from fullwire.run.facts import FactValue
 from fullwire.run.run import Run
+from fullwire.simulation.forecast import forecaster
+from fullwire.simulation.sweep import replay
+from fullwire.timeline.alone import alone_by_account
 from tests.played_jobs import LIKE_GLOO, Call, Compute, Program, Ready, Wait, played
 
 GBPS = 1e9
@@ -158,3 +161,15 @@ def test_recorded_stages_of_a_pipeline_have_a_bubble_and_no_late_rank() -> None:
     ring = fw.explain(played(around_a_ring, 2, 10 * GBPS))
     assert ring.account["bubble"] == 0
     assert ring.account["straggler"] > 0.01
+
+
+@pytest.mark.parametrize("rate_bps", [0.1 * GBPS, 2 * GBPS, 8 * GBPS])
+def test_a_written_prediction_has_no_waits_of_the_recorded_link(rate_bps: float) -> None:
+    """Its account tells the computing of one worker, and no rank that is late."""
+    run = on_ddp(split_and_replicated(sums_of=MB), 4, 2 * GBPS)
+    predictor = forecaster(run, alone=alone_by_account(run))
+    assert predictor is not None
+    grid = dataclasses.replace(predictor.grid, bandwidth_bps=(rate_bps,))
+    written = fw.explain(replay(run, predictor.subject, grid))
+    assert written.account["compute"] == pytest.approx(predictor.alone_s, rel=0.01)
+    assert written.account["straggler"] < 0.03 * written.step_s

@@ -201,6 +201,26 @@ def shared_lane_s(
     return Lane(step.backward_ns * 1e-9 + longer_s + left_s, busy_s, np.zeros(()))
 
 
+def of_computing_alone(step: Step, buckets: Buckets) -> tuple[Step, Buckets]:
+    """Return a step whose passes have no waits for sums, and its buckets, as ready in such passes.
+
+    Passes that are still longer than the step have the other waits in the forward pass.
+    """
+    others = step.others
+
+    def own_ns(moments_ns: Whole) -> Whole:
+        return np.round(_own_s(others, moments_ns) * 1e9).astype(np.int64)
+
+    backward_ns = int(own_ns(np.array([step.backward_ns]))[0])
+    own = replace(
+        step,
+        forward_ns=min(step.forward_ns, max(step.step_ns - backward_ns, 0)),
+        backward_ns=backward_ns,
+        ready_ns=own_ns(step.ready_ns),
+    )
+    return own, replace(buckets, ready_ns=own_ns(buckets.ready_ns))
+
+
 def _own_s(others: Others, moments_ns: Floats | Whole) -> Floats:
     """Return how much of the backward pass's own computing is over at moments of the recording."""
     come_ns, waits_ns = np.array(others.issue_ns), np.array(others.waits_ns)
