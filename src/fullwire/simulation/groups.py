@@ -28,6 +28,7 @@ TIMES_GRADIENTS = 2.1
 _MOST_DIGITS = 18  # of a group's size
 AS_MANY = 0.05  # of a step's gradients: sums whose bytes differ by less hold all of them
 _MOST_PERIODS = 20_000  # used: later ones add little
+AFTER_NS = 2**50  # longer than any pass
 Held: TypeAlias = tuple[tuple[str, int, int], ...]  # kind, bytes and ranks of each collective
 
 
@@ -44,7 +45,7 @@ class Others:
     total_ns: int = 0  # of their durations
     calling_ns: int = 0  # from the end of each to the next, where the host is otherwise idle
     awaited: tuple[bool, ...] = ()  # amidst computation, which needs their results
-    issue_ns: tuple[int, ...] = ()  # after the backward pass began; 0 before, and its end after it
+    issue_ns: tuple[int, ...] = ()  # after the backward pass began: 0 before, AFTER_NS after it
     waits_ns: tuple[int, ...] = ()  # of computing in the backward pass for each, if for any
     are_gradients: bool = False  # summed by hand, in place of buckets
     are_of_more: bool = False  # these sums, as they have many more bytes than the gradients
@@ -63,12 +64,21 @@ class Others:
         """Return for each the operation that is sent, its bytes, and its members."""
         return list(zip(self.sent, self.bytes, self.members, strict=True))
 
+    @property
+    def kinds_after(self) -> list[tuple[str, int, int]]:
+        """Return the kinds of those after the backward pass: one optimizer's step has them once."""
+        return [
+            kind for kind, at_ns in zip(self.kinds, self.issue_ns, strict=True) if at_ns == AFTER_NS
+        ]
+
     def slower(self, times: float) -> Others:
         """Return the collectives of a step whose own work takes so many times as long."""
         return replace(
             self,
             calling_ns=round(self.calling_ns * times),
-            issue_ns=tuple(round(each_ns * times) for each_ns in self.issue_ns),
+            issue_ns=tuple(
+                at_ns if at_ns == AFTER_NS else round(at_ns * times) for at_ns in self.issue_ns
+            ),
             waits_ns=tuple(round(each_ns * times) for each_ns in self.waits_ns),
         )
 

@@ -99,6 +99,7 @@ class Exposed:
     beside_others_s: Floats
     # The collectives of a step whose gradients are not sent: they are all of its communication.
     instead_s: Floats
+    after_s: Floats  # of those exposed, after the passes
 
 
 # Messages delay computing on the same processors by their work, and also each time they wake up
@@ -155,13 +156,14 @@ class Messages:
             total = total + np.choose(quickest, np.broadcast_arrays(*sent))
         return total / ratio
 
-    def others_bits(self, chosen: slice) -> Floats:
-        """Return the bits of other collectives on a host's link, as far as these go over it."""
+    def others_bits(self, chosen: slice, passes: int) -> Floats:
+        """Return the bits of a pass's other collectives on a host's link, as far as they use it."""
         step = self.subject.step
         are_on_others = self.subject.is_on_devices and not step.sends_nothing
         if not self.others or (are_on_others and step.others.course is None):
             return np.zeros(())
-        bits = (each.count * each.sent_bits * each.load for each in self.others)
+        once = 1 - 1 / passes
+        bits = ((e.count - once * e.after) * e.sent_bits * e.load for e in self.others)
         return np.asarray(running_sum(bits)[chosen, None, None])
 
     def exposed(
@@ -180,9 +182,8 @@ class Messages:
             busy_s = running_sum(costs)
         else:
             if step.others.waits_ns:
-                beside_s = self.each_other_s(chosen, rate_bps, transport)
-                beside_s = [each_s / longer for each_s in beside_s]
-                lane = shared_lane_s(step, self.buckets, cost_s, beside_s)
+                alone_s = [s / longer for s in self.each_other_s(chosen, rate_bps, transport)]
+                lane = shared_lane_s(step, self.buckets, cost_s, alone_s)
             else:
                 lane = fifo_lane_s(step, self.buckets, cost_s)
             busy_s, by_buckets_s = lane.busy_s, fifo_overhead_s(step, lane)
@@ -190,12 +191,10 @@ class Messages:
             by_buckets_s, busy_s = by_buckets_s * longer, busy_s * longer
         if step.sends_no_buckets:  # there are none to wait for
             by_buckets_s = np.zeros_like(by_buckets_s)
-        by_others_s, others_s = self._others_s(chosen, rate_bps, transport)
+        by_others_s, others_s, after_s = self._others_s(chosen, rate_bps, transport)
         work_s = running_sum(self._work_s(chosen, transport, ratio))
-        beside: Floats = np.zeros(())
-        beside_others_s: Floats = np.zeros(())
-        crowding = self.subject.crowding
-        if crowding.is_by_time:
+        beside = beside_others_s = np.zeros(())
+        if (crowding := self.subject.crowding).is_by_time:
             beside_others_s = others_s - by_others_s
             if not step.others.sum_gradients:
                 beside = np.maximum(busy_s - by_buckets_s, 0.0)
@@ -209,9 +208,8 @@ class Messages:
         hidden_s = others_s - by_others_s
         if not step.others.sum_gradients:
             hidden_s = hidden_s + np.maximum(busy_s - by_buckets_s, 0.0)
-        return Exposed(
-            by_buckets_s, by_others_s, busy_s, hidden_s, work_s, beside, beside_others_s, instead_s
-        )
+        more = hidden_s, work_s, beside, beside_others_s, instead_s, after_s
+        return Exposed(by_buckets_s, by_others_s, busy_s, *more)
 
     def overhead_s(
         self,
@@ -228,7 +226,7 @@ class Messages:
         Local steps end in averages of parameters. These are always exposed, since all parameters
         are ready at once. A fragment of them has the whole next step to arrive, and a large one may
         need longer. A recorded round may end in a sum of gradients instead, bucket by bucket in the
-        backward pass. Collectives that are no buckets are in every step, unless they sum gradients.
+        backward pass. Other collectives are in every pass, but for those after it.
         """
         is_bucket_by_bucket = local_steps == 1 or self.subject.step.sums_amidst
         overhead_s = exposed.by_buckets_s if is_bucket_by_bucket else exposed.busy_s
@@ -244,7 +242,8 @@ class Messages:
         overhead_s = overhead_s + self.subject.step.packing_ns * 1e-9
         apart = accumulate * local_steps
         if apart > 1:
-            overhead_s = (overhead_s - exposed.by_others_s) / apart + exposed.by_others_s
+            others_s = exposed.by_others_s - exposed.after_s * (1 - 1 / accumulate)
+            overhead_s = (overhead_s - exposed.by_others_s) / apart + others_s
         workers = self.workers[chosen]
         # Each fragment has a round: it copies all the state, and changes its own parameters alone.
         rounds = (1 + COPIES * (parts - 1)) / apart if local_steps > 1 else 0.0  # in a pass
@@ -374,8 +373,8 @@ class Messages:
 
     def _others_s(
         self, chosen: slice, rate_bps: Floats, transport: Transport
-    ) -> tuple[Floats, Floats]:
-        """Return how long collectives that are no buckets are exposed, and how long they take.
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return how long other collectives are exposed, and take, and those after the passes.
 
         Where a trace tells when layers need them, they are played. Else the exposed share is as
         recorded, but no more time hides behind computation than in the recording.
@@ -389,10 +388,12 @@ class Messages:
             late_ns = np.reshape(self.subject.step.waiting_ns, (-1, 1, 1))
             own_s = (self.subject.step.step_ns + others.rest_ns + late_ns) * 1e-9
             exposed_s = others.course.stalled_s(each_s, own_s) + others.rest_ns * 1e-9
-            return exposed_s, np.maximum(total_s, exposed_s)
+            return exposed_s, np.maximum(total_s, exposed_s), np.zeros(())
         hidden_s = np.maximum(others.total_ns - others.exposed_ns, 0) * 1e-9
         share = others.exposed_ns / max(others.total_ns, 1)
-        return np.asarray(np.maximum(share * total_s, total_s - hidden_s)), total_s
+        exposed_s = np.maximum(share * total_s, total_s - hidden_s)
+        after_s = running_sum(other.after * each_s for other, each_s in of_kinds)
+        return exposed_s, total_s, np.minimum(after_s, exposed_s)
 
     def each_other_s(self, chosen: slice, rate_bps: Floats, transport: Transport) -> list[Floats]:
         """Return the times of a step's collectives that are no buckets, in their order."""
@@ -428,11 +429,9 @@ class Messages:
         They go one after another, in the order of `Others`, and end as long after the backward pass
         as they are exposed. More of them than fit before that went at once, and so they do here.
         """
-        step, whole = self.subject.step, slice(None)
-        each_s = self.each_instead_s(rate_bps, transport)
-        exposed_s, total_s = (
-            float(of_all[0, 0, 0]) for of_all in self._others_s(whole, rate_bps, transport)
-        )
+        step, each_s = self.subject.step, self.each_instead_s(rate_bps, transport)
+        of_all = self._others_s(slice(None), rate_bps, transport)
+        exposed_s, total_s, _ = (float(np.ravel(time_s)[0]) for time_s in of_all)
         end_s = step.backward_ns * 1e-9 + exposed_s
         start_s = max(end_s - total_s, -step.forward_ns * 1e-9)
         before_s = np.cumsum(each_s) - each_s
@@ -456,6 +455,7 @@ class _Other:
     halves: Floats  # of a rank's part, as a share of a gather's bytes
     latency_s: float
     count: int
+    after: int  # of these, after the passes of a step: once, however many passes it has
     kind: tuple[str, int, int]  # the operation as sent, its bytes, and the members of its group
     routed: tuple[tuple[Routed, ...], ...] = ()
 
@@ -579,6 +579,7 @@ def _others(
     others = subject.step.others
     if others.are_gradients:  # they are the messages
         return
+    after = Counter(others.kinds_after)
     for (op, size, members), count in Counter(others.kinds).items():
         ranks = [ranks_among(members, among) for among in workers]
         cost_of = {each: recorded_cost(op, each, size, subject.adds) for each in set(ranks)}
@@ -591,6 +592,7 @@ def _others(
             load=np.ones(len(workers)) if members else subject.nic_loads(workers, *on_wire(op)),
             latency_s=latency_s,
             count=count,
+            after=after[op, size, members],
             kind=(op, size, members),
             routed=()
             if on_links is None

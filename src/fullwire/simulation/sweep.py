@@ -190,7 +190,6 @@ def _predicted(
         asked = (sizes, rate_bps[:, rates], transport, ratio)
         exposed = messages.exposed(*asked)
         used_s = messages.sent_bits(*asked) / rate_bps[:, rates]
-        others_used_s = messages.others_bits(sizes) / rate_bps[:, rates]
         others = subject.step.others
         if others.sum_gradients and others.course is None and not subject.is_on_devices:
             used_s = np.zeros(())  # these carry the gradients
@@ -205,6 +204,7 @@ def _predicted(
             step_s = np.add(baseline_s, overhead_s, out=measures["step_s"][here])
             with np.errstate(divide="ignore", invalid="ignore"):  # a step of 0 is refused later
                 np.divide(baseline_s, step_s, out=measures["scaling_factor"][here])
+                others_used_s = messages.others_bits(sizes, accumulate) / rate_bps[:, rates]
                 link_s = used_s / apart + others_used_s
                 if others.course is not None:
                     # Groups may have links of their own, so the line has at most a step's bits.

@@ -37,6 +37,7 @@ from fullwire.run.usual import local_steps_of, means_of_rounds, shared_steps
 from fullwire.simulation.beside_layers import Course, Stages, course_of, stages_of
 from fullwire.simulation.between_passes import Meetings, meetings_of, without_waits
 from fullwire.simulation.groups import (
+    AFTER_NS,
     AS_MANY,
     TIMES_GRADIENTS,
     Others,
@@ -418,8 +419,7 @@ def _moments(
 ) -> tuple[Whole, Whole]:
     """Return when a rank comes to its usual collectives in a backward pass, and its waits there.
 
-    Both are means over the steps that have the same collectives. It is 0 before the pass, its end
-    after it, and there are no waits then.
+    Both are means over the steps that have the same collectives.
     """
 
     def in_order(each: Collectives) -> NDArray[np.intp]:
@@ -442,7 +442,8 @@ def _moments(
     came_ns[in_order(usual)], waits_ns[in_order(usual)] = np.mean(moments, axis=0).round()
     backward_ns = table.computed_ns[place] - table.backward_ns[place]
     is_amidst = (came_ns > 0) & (came_ns < backward_ns)
-    return np.clip(came_ns, 0, backward_ns), np.where(is_amidst, waits_ns, 0)
+    came_ns = np.where(came_ns < backward_ns, np.maximum(came_ns, 0), AFTER_NS)
+    return came_ns, np.where(is_amidst, waits_ns, 0)
 
 
 def _exposed_ns(here: Collectives, during: Spans, beside: Collectives) -> int:
