@@ -134,6 +134,9 @@ class Straggler(FixKind):
         step, late = job.subject.step, late_ranks(account)
         by_others = 0.0 if late is None else 1 - late.share
         left = max(job.subject.crowding.late_for_each_other, by_others)
+        # Stages of a pipeline wait by its schedule: no rank is late for that.
+        late_s, drained_s = (account.parts_s[part.key] for part in (Part.STRAGGLER, Part.BUBBLE))
+        left = max(left, drained_s / (late_s + drained_s) if drained_s else 0.0)
         if step.waiting_ns and left:
             equal = job.ask(
                 change=lambda each: replace(each, waiting_ns=round(each.waiting_ns * left))

@@ -18,6 +18,7 @@ from fullwire.run.run import Collectives, Text, Whole
 _SUMS = ("allreduce", "reducescatter")
 LEAST_BYTES = 1024  # a loss and a count of tokens are smaller, and are no layer's
 _AT_ONCE_NS = 20_000  # from a transfer to the one of the other direction
+_CALLED_AT_ONCE_NS = 1_000_000  # where a script calls both
 
 
 def are_of_split_layers(
@@ -57,22 +58,28 @@ def are_of_split_layers(
     return np.array([kind in layers for kind in kinds], bool)
 
 
-def are_between_stages(rows: Collectives) -> NDArray[np.bool_]:
+def are_between_stages(rows: Collectives, *, are_calls: bool = False) -> NDArray[np.bool_]:
     """Return which transfers hand work on from one stage of a pipeline to another.
 
     Around a ring, each rank takes something at the moment when it hands something on. The last
-    stage of a pipeline takes a batch, and hands it back after its passes.
+    stage of a pipeline takes a batch, and hands it back after its passes. A script that calls its
+    transfers (`are_calls`) may wait for one before it calls the other. It may also send data one
+    way alone, as no stage does.
     """
     are_work = np.isin(rows.op, ("send", "recv")) & (rows.bytes >= LEAST_BYTES)
     places = np.flatnonzero(are_work & (rows.step >= 0))
     places = places[np.lexsort((rows.issue_ns[places], rows.rank[places]))]
     is_taken = rows.op[places] == "recv"
-    taken, sent = places[is_taken], places[~is_taken]
+    taken, sent = rows.rows(places[is_taken]), rows.rows(places[~is_taken])
     if not (len(taken) and len(sent)):
         return np.zeros(len(rows), bool)
-    if not np.array_equal(rows.rank[taken], rows.rank[sent]):
-        return are_work
-    rank = np.unique(rows.rank[sent], return_inverse=True)[1].reshape(-1)
-    is_apart = np.abs(rows.issue_ns[taken] - rows.issue_ns[sent]) > _AT_ONCE_NS
+    if not np.array_equal(taken.rank, sent.rank):  # a trace may lack a part of them
+        return are_work & (not are_calls)
+    rank = np.unique(sent.rank, return_inverse=True)[1].reshape(-1)
+    apart_ns = np.abs(taken.issue_ns - sent.issue_ns)
+    if are_calls:
+        apart_ns = np.minimum(apart_ns, np.abs(sent.issue_ns - taken.end_ns))
+        apart_ns = np.minimum(apart_ns, np.abs(taken.issue_ns - sent.end_ns))
+    is_apart = apart_ns > (_CALLED_AT_ONCE_NS if are_calls else _AT_ONCE_NS)
     is_stage = 2 * np.bincount(rank, is_apart) > np.bincount(rank)
     return are_work & is_stage.any()

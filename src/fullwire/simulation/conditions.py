@@ -128,12 +128,7 @@ def _at_own_work(subject: Subject, speed: float) -> Subject:
             ready_ns=(step.ready_ns / speed).astype(step.ready_ns.dtype),
             meetings=step.meetings_after(1 / speed),
             spread=step.spread / speed,
-            others=replace(
-                others,
-                exposed_ns=others.total_ns - hidden_ns,
-                calling_ns=round(others.calling_ns / speed),
-                issue_ns=tuple(round(issue_ns / speed) for issue_ns in others.issue_ns),
-            ),
+            others=replace(others.slower(1 / speed), exposed_ns=others.total_ns - hidden_ns),
         ),
     )
 

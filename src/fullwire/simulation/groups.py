@@ -28,6 +28,7 @@ TIMES_GRADIENTS = 2.1
 _MOST_DIGITS = 18  # of a group's size
 AS_MANY = 0.05  # of a step's gradients: sums whose bytes differ by less hold all of them
 _MOST_PERIODS = 20_000  # used: later ones add little
+AFTER_NS = 2**50  # longer than any pass
 Held: TypeAlias = tuple[tuple[str, int, int], ...]  # kind, bytes and ranks of each collective
 
 
@@ -44,7 +45,8 @@ class Others:
     total_ns: int = 0  # of their durations
     calling_ns: int = 0  # from the end of each to the next, where the host is otherwise idle
     awaited: tuple[bool, ...] = ()  # amidst computation, which needs their results
-    issue_ns: tuple[int, ...] = ()  # after the backward pass began; 0 before, and its end after it
+    issue_ns: tuple[int, ...] = ()  # after the backward pass began: 0 before, AFTER_NS after it
+    waits_ns: tuple[int, ...] = ()  # of computing in the backward pass for each, if for any
     are_gradients: bool = False  # summed by hand, in place of buckets
     are_of_more: bool = False  # these sums, as they have many more bytes than the gradients
     sum_gradients: bool = False  # in another way, as shards are, in place of buckets too
@@ -61,6 +63,24 @@ class Others:
     def kinds(self) -> list[tuple[str, int, int]]:
         """Return for each the operation that is sent, its bytes, and its members."""
         return list(zip(self.sent, self.bytes, self.members, strict=True))
+
+    @property
+    def kinds_after(self) -> list[tuple[str, int, int]]:
+        """Return the kinds of those after the backward pass: one optimizer's step has them once."""
+        return [
+            kind for kind, at_ns in zip(self.kinds, self.issue_ns, strict=True) if at_ns == AFTER_NS
+        ]
+
+    def slower(self, times: float) -> Others:
+        """Return the collectives of a step whose own work takes so many times as long."""
+        return replace(
+            self,
+            calling_ns=round(self.calling_ns * times),
+            issue_ns=tuple(
+                at_ns if at_ns == AFTER_NS else round(at_ns * times) for at_ns in self.issue_ns
+            ),
+            waits_ns=tuple(round(each_ns * times) for each_ns in self.waits_ns),
+        )
 
     @property
     def untold_slowing(self) -> float:
@@ -131,6 +151,7 @@ class Others:
             bytes=kept(self.bytes),
             members=kept(self.members),
             issue_ns=kept(self.issue_ns),
+            waits_ns=kept(self.waits_ns) if self.waits_ns else (),
             awaited=kept(self.awaited),
             course=self.course and self.course.of(places),
         )
@@ -429,8 +450,10 @@ def _one_way(held: Sequence[tuple[str, int, int]]) -> Held:
 
 
 def _of_all_ranks(rows: Collectives, fewest: int) -> tuple[Whole, Whole, NDArray[np.intp]]:
-    """Bring the ranks' rows of each collective together: last issue, mean end, one of the rows.
+    """Bring the ranks' rows of each collective together: last issue, end, one of the rows.
 
+    The end is the mean of the ranks. Of a gather it is the last: one rank has its data late, and
+    others then wait for this rank in the next collective.
     A collective that some rank of its group lacks is left out, because the moment when it could
     begin is unknown. So is one that the first rank has no part in.
     """
@@ -442,7 +465,11 @@ def _of_all_ranks(rows: Collectives, fewest: int) -> tuple[Whole, Whole, NDArray
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.intp)
     count = np.diff(np.append(begins, len(order)))
     issued_ns = np.maximum.reduceat(rows.issue_ns[order], begins)
-    ended_ns = np.add.reduceat(rows.end_ns[order] - issued_ns.repeat(count), begins) // count
+    took_ns = rows.end_ns[order] - issued_ns.repeat(count)
+    is_gather = rows.op[order][begins] == "allgather"
+    ended_ns = np.where(
+        is_gather, np.maximum.reduceat(took_ns, begins), np.add.reduceat(took_ns, begins) // count
+    )
     most = np.zeros(int(groups.max()) + 1, np.int64)
     np.maximum.at(most, groups[order][begins], count)
     is_whole = (count == most[groups[order][begins]]) & (count >= fewest)

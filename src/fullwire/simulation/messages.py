@@ -17,6 +17,7 @@ import numpy as np
 from fullwire.collectives.closed_form import (
     gradient_cost,
     half_a_part,
+    mean_sent_bytes,
     on_wire,
     recorded_cost,
 )
@@ -36,6 +37,7 @@ from fullwire.simulation.schedule import (
     priority_overhead_s,
     priority_timeline,
     running_sum,
+    shared_lane_s,
     timeline_of,
     with_gradients_spread,
 )
@@ -97,6 +99,7 @@ class Exposed:
     beside_others_s: Floats
     # The collectives of a step whose gradients are not sent: they are all of its communication.
     instead_s: Floats
+    after_s: Floats  # of those exposed, after the passes
 
 
 # Messages delay computing on the same processors by their work, and also each time they wake up
@@ -153,45 +156,47 @@ class Messages:
             total = total + np.choose(quickest, np.broadcast_arrays(*sent))
         return total / ratio
 
-    def instead_bits(self, chosen: slice) -> Floats:
-        """Return the bits on a host's link of the collectives that go in place of gradients."""
-        if not self.subject.step.sends_nothing and self.subject.step.others.course is None:
+    def others_bits(self, chosen: slice, passes: int) -> Floats:
+        """Return the bits of a pass's other collectives on a host's link, as far as they use it."""
+        step = self.subject.step
+        are_on_others = self.subject.is_on_devices and not step.sends_nothing
+        if not self.others or (are_on_others and step.others.course is None):
             return np.zeros(())
-        return running_sum(
-            other.count * (other.wire_bits * other.load)[chosen, None, None]
-            for other in self.others
-        )
+        once = 1 - 1 / passes
+        bits = ((e.count - once * e.after) * e.sent_bits * e.load for e in self.others)
+        return np.asarray(running_sum(bits)[chosen, None, None])
 
     def exposed(
         self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
     ) -> Exposed:
         """Return the exposed communication of a step that synchronises."""
-        cost_s = self.cost_s(chosen, rate_bps, transport, ratio)
+        step, cost_s = self.subject.step, self.cost_s(chosen, rate_bps, transport, ratio)
         # Passes that take longer by turns hide more: as if they took as long, and messages less.
         longer = self.subject.passes_by_turns(self.workers[chosen])
         if is_longer := bool(np.any(longer > 1)):
             cost_s = (each_s / longer for each_s in cost_s)
-        if self.lane == "fifo":
-            lane = fifo_lane_s(self.subject.step, self.buckets, cost_s)
-            busy_s, by_buckets_s = lane.busy_s, fifo_overhead_s(self.subject.step, lane)
-        else:
+        if self.lane == "priority":
             costs = list(cost_s)
-            timeline = timeline_of(self.subject.step, self.buckets, priority_timeline, costs)
-            by_buckets_s = priority_overhead_s(self.subject.step, self.buckets, timeline)
+            timeline = timeline_of(step, self.buckets, priority_timeline, costs)
+            by_buckets_s = priority_overhead_s(step, self.buckets, timeline)
             busy_s = running_sum(costs)
+        else:
+            if step.others.waits_ns:
+                alone_s = [s / longer for s in self.each_other_s(chosen, rate_bps, transport)]
+                lane = shared_lane_s(step, self.buckets, cost_s, alone_s)
+            else:
+                lane = fifo_lane_s(step, self.buckets, cost_s)
+            busy_s, by_buckets_s = lane.busy_s, fifo_overhead_s(step, lane)
         if is_longer:
             by_buckets_s, busy_s = by_buckets_s * longer, busy_s * longer
-        # There are no buckets to wait for.
-        if self.subject.step.others.sum_gradients or self.subject.step.sends_nothing:
+        if step.sends_no_buckets:  # there are none to wait for
             by_buckets_s = np.zeros_like(by_buckets_s)
-        by_others_s, others_s = self._others_s(chosen, rate_bps, transport)
+        by_others_s, others_s, after_s = self._others_s(chosen, rate_bps, transport)
         work_s = running_sum(self._work_s(chosen, transport, ratio))
-        beside: Floats = np.zeros(())
-        beside_others_s: Floats = np.zeros(())
-        crowding = self.subject.crowding
-        if crowding.is_by_time:
+        beside = beside_others_s = np.zeros(())
+        if (crowding := self.subject.crowding).is_by_time:
             beside_others_s = others_s - by_others_s
-            if not self.subject.step.others.sum_gradients:
+            if not step.others.sum_gradients:
                 beside = np.maximum(busy_s - by_buckets_s, 0.0)
         elif crowding.s_each:
             hidden = 1 - by_buckets_s / np.maximum(busy_s, np.finfo(float).tiny)
@@ -199,13 +204,12 @@ class Messages:
             is_timed = isinstance(transport, MeasuredTransport)
             time_s = busy_s if is_timed else np.maximum(busy_s, bits * crowding.s_per_bit)
             beside = bits**BY_BITS * np.asarray(time_s) ** (1 - BY_BITS) * np.clip(hidden, 0.0, 1.0)
-        instead_s = others_s if self.subject.step.sends_nothing else np.zeros(())
+        instead_s = others_s if step.sends_nothing else np.zeros(())
         hidden_s = others_s - by_others_s
-        if not self.subject.step.others.sum_gradients:
+        if not step.others.sum_gradients:
             hidden_s = hidden_s + np.maximum(busy_s - by_buckets_s, 0.0)
-        return Exposed(
-            by_buckets_s, by_others_s, busy_s, hidden_s, work_s, beside, beside_others_s, instead_s
-        )
+        more = hidden_s, work_s, beside, beside_others_s, instead_s, after_s
+        return Exposed(by_buckets_s, by_others_s, busy_s, *more)
 
     def overhead_s(
         self,
@@ -222,7 +226,7 @@ class Messages:
         Local steps end in averages of parameters. These are always exposed, since all parameters
         are ready at once. A fragment of them has the whole next step to arrive, and a large one may
         need longer. A recorded round may end in a sum of gradients instead, bucket by bucket in the
-        backward pass. Collectives that are no buckets are in every step, unless they sum gradients.
+        backward pass. Other collectives are in every pass, but for those after it.
         """
         is_bucket_by_bucket = local_steps == 1 or self.subject.step.sums_amidst
         overhead_s = exposed.by_buckets_s if is_bucket_by_bucket else exposed.busy_s
@@ -238,7 +242,8 @@ class Messages:
         overhead_s = overhead_s + self.subject.step.packing_ns * 1e-9
         apart = accumulate * local_steps
         if apart > 1:
-            overhead_s = (overhead_s - exposed.by_others_s) / apart + exposed.by_others_s
+            others_s = exposed.by_others_s - exposed.after_s * (1 - 1 / accumulate)
+            overhead_s = (overhead_s - exposed.by_others_s) / apart + others_s
         workers = self.workers[chosen]
         # Each fragment has a round: it copies all the state, and changes its own parameters alone.
         rounds = (1 + COPIES * (parts - 1)) / apart if local_steps > 1 else 0.0  # in a pass
@@ -368,28 +373,35 @@ class Messages:
 
     def _others_s(
         self, chosen: slice, rate_bps: Floats, transport: Transport
-    ) -> tuple[Floats, Floats]:
-        """Return how long collectives that are no buckets are exposed, and how long they take.
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return how long other collectives are exposed, and take, and those after the passes.
 
         Where a trace tells when layers need them, they are played. Else the exposed share is as
         recorded, but no more time hides behind computation than in the recording.
         """
         others = self.subject.step.others
-        of_kinds = list(self._each_other_s(chosen, rate_bps, transport))
+        of_kinds = list(self._kinds_s(chosen, rate_bps, transport))
         total_s = running_sum(other.count * each_s for other, each_s in of_kinds)
         if others.course is not None:
-            of_kind = {other.kind: each_s for other, each_s in of_kinds}
-            each_s = [of_kind[kind] for kind in others.kinds]
+            each_s = self.each_other_s(chosen, rate_bps, transport)
             # The slowest rank's own time; the rests in it have been counted with these collectives.
             late_ns = np.reshape(self.subject.step.waiting_ns, (-1, 1, 1))
             own_s = (self.subject.step.step_ns + others.rest_ns + late_ns) * 1e-9
             exposed_s = others.course.stalled_s(each_s, own_s) + others.rest_ns * 1e-9
-            return exposed_s, np.maximum(total_s, exposed_s)
+            return exposed_s, np.maximum(total_s, exposed_s), np.zeros(())
         hidden_s = np.maximum(others.total_ns - others.exposed_ns, 0) * 1e-9
         share = others.exposed_ns / max(others.total_ns, 1)
-        return np.asarray(np.maximum(share * total_s, total_s - hidden_s)), total_s
+        exposed_s = np.maximum(share * total_s, total_s - hidden_s)
+        after_s = running_sum(other.after * each_s for other, each_s in of_kinds)
+        return exposed_s, total_s, np.minimum(after_s, exposed_s)
 
-    def _each_other_s(
+    def each_other_s(self, chosen: slice, rate_bps: Floats, transport: Transport) -> list[Floats]:
+        """Return the times of a step's collectives that are no buckets, in their order."""
+        of_kinds = self._kinds_s(chosen, rate_bps, transport)
+        of_kind = {other.kind: each_s for other, each_s in of_kinds}
+        return [of_kind[kind] for kind in self.subject.step.others.kinds]
+
+    def _kinds_s(
         self, chosen: slice, rate_bps: Floats, transport: Transport
     ) -> Iterator[tuple[_Other, Floats]]:
         """Go through the collectives that are no buckets, with the time that one of each takes."""
@@ -408,11 +420,8 @@ class Messages:
 
     def each_instead_s(self, rate_bps: Floats, transport: Transport) -> Floats:
         """Return the times of the collectives that go in place of gradients, at one point."""
-        of_kind = {
-            other.kind: float(each_s[0, 0, 0])
-            for other, each_s in self._each_other_s(slice(None), rate_bps, transport)
-        }
-        return np.array([of_kind[kind] for kind in self.subject.step.others.kinds])
+        each_s = self.each_other_s(slice(None), rate_bps, transport)
+        return np.array([float(one_s[0, 0, 0]) for one_s in each_s])
 
     def instead_timeline(self, rate_bps: Floats, transport: Transport) -> Timeline:
         """Return when the collectives that go in place of gradients are on the lane, at one point.
@@ -420,11 +429,9 @@ class Messages:
         They go one after another, in the order of `Others`, and end as long after the backward pass
         as they are exposed. More of them than fit before that went at once, and so they do here.
         """
-        step, whole = self.subject.step, slice(None)
-        each_s = self.each_instead_s(rate_bps, transport)
-        exposed_s, total_s = (
-            float(of_all[0, 0, 0]) for of_all in self._others_s(whole, rate_bps, transport)
-        )
+        step, each_s = self.subject.step, self.each_instead_s(rate_bps, transport)
+        of_all = self._others_s(slice(None), rate_bps, transport)
+        exposed_s, total_s, _ = (float(np.ravel(time_s)[0]) for time_s in of_all)
         end_s = step.backward_ns * 1e-9 + exposed_s
         start_s = max(end_s - total_s, -step.forward_ns * 1e-9)
         before_s = np.cumsum(each_s) - each_s
@@ -442,11 +449,13 @@ class _Other:
     """Equal collectives of a step that are no buckets, by workers."""
 
     wire_bits: Floats
+    sent_bits: Floats
     hops: Floats
     load: Floats  # of a host's link, over that of a rank with its own
     halves: Floats  # of a rank's part, as a share of a gather's bytes
     latency_s: float
     count: int
+    after: int  # of these, after the passes of a step: once, however many passes it has
     kind: tuple[str, int, int]  # the operation as sent, its bytes, and the members of its group
     routed: tuple[tuple[Routed, ...], ...] = ()
 
@@ -570,19 +579,20 @@ def _others(
     others = subject.step.others
     if others.are_gradients:  # they are the messages
         return
+    after = Counter(others.kinds_after)
     for (op, size, members), count in Counter(others.kinds).items():
-        cost_of = {
-            among: recorded_cost(op, ranks_among(members, among), size, subject.adds)
-            for among in set(workers)
-        }
-        costs = [cost_of[among] for among in workers]
+        ranks = [ranks_among(members, among) for among in workers]
+        cost_of = {each: recorded_cost(op, each, size, subject.adds) for each in set(ranks)}
+        costs = [cost_of[each] for each in ranks]
         yield _Other(
             wire_bits=np.array([8 * float(cost.wire_bytes) for cost in costs]),
+            sent_bits=np.array([8 * mean_sent_bytes(op, each, size) for each in ranks]),
             hops=np.array([float(cost.hops) for cost in costs]),
-            halves=np.array([half_a_part(op, ranks_among(members, among)) for among in workers]),
+            halves=np.array([half_a_part(op, each) for each in ranks]),
             load=np.ones(len(workers)) if members else subject.nic_loads(workers, *on_wire(op)),
             latency_s=latency_s,
             count=count,
+            after=after[op, size, members],
             kind=(op, size, members),
             routed=()
             if on_links is None

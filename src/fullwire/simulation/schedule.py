@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fullwire.collectives.cost import Floats
+from fullwire.run.run import Whole
 from fullwire.simulation.beside_layers import Course
 from fullwire.simulation.buckets import BucketPolicy, Buckets
 from fullwire.simulation.groups import TIMES_GRADIENTS, Others
@@ -157,6 +158,74 @@ def fifo_lane_s(step: Step, buckets: Buckets, cost_s: Iterable[Floats]) -> Lane:
     if len(buckets.ready_ns) in at_s:  # the last pass sends nothing
         stalled_s = np.maximum(end_s - at_s[len(buckets.ready_ns)], stalled_s)
     return Lane(end_s, busy_s, stalled_s)
+
+
+def shared_lane_s(
+    step: Step, buckets: Buckets, cost_s: Iterable[Floats], others_s: Sequence[Floats]
+) -> Lane:
+    """Return the times of a lane whose link also carries sums that computing waits for.
+
+    A model that is split over ranks has such sums in its backward pass. While computing waits for
+    one, a bucket that is on its way has half of the link, and the sum takes as much longer. So no
+    bucket hides behind a wait for free. The waits of the recording go: the moments at which buckets
+    are ready, and at which computing comes to a sum, are of computing alone here.
+
+    - `others_s`: how long each of the step's other collectives takes alone.
+    """
+    others, ready_ns = step.others, buckets.ready_ns
+    waits = [place for place, wait_ns in enumerate(others.waits_ns) if wait_ns]
+    come_ns = np.array([others.issue_ns[place] for place in waits])
+    # One that is ready in the first half of a wait is taken to be there before it: times are means.
+    turn_ns = come_ns + np.array([others.waits_ns[place] for place in waits]) / 2
+    ready_s, come_s = (_own_s(others, moments_ns) for moments_ns in (ready_ns, come_ns))
+    events = [
+        *((at, 0, own_s, cost) for at, own_s, cost in zip(ready_ns, ready_s, cost_s, strict=True)),
+        *(
+            (at, 1, own_s, others_s[place])
+            for at, own_s, place in zip(turn_ns, come_s, waits, strict=True)
+        ),
+    ]
+    left_s: Floats = np.zeros(())  # of the buckets that are ready
+    busy_s: Floats = np.zeros(())
+    longer_s: Floats = np.zeros(())
+    before_s = 0.0
+    for _, is_awaited, own_s, cost in sorted(events, key=lambda event: event[:2]):
+        left_s, before_s = np.maximum(left_s - (own_s - before_s), 0.0), own_s
+        if is_awaited:
+            shared_s = np.minimum(cost, left_s)
+            left_s, longer_s = left_s - shared_s, longer_s + shared_s
+        else:
+            left_s, busy_s = left_s + cost, busy_s + cost
+    [backward_s] = _own_s(others, np.array([step.backward_ns]))
+    left_s = np.maximum(left_s - (backward_s - before_s), 0.0)
+    return Lane(step.backward_ns * 1e-9 + longer_s + left_s, busy_s, np.zeros(()))
+
+
+def of_computing_alone(step: Step, buckets: Buckets) -> tuple[Step, Buckets]:
+    """Return a step whose passes have no waits for sums, and its buckets, as ready in such passes.
+
+    Passes that are still longer than the step have the other waits in the forward pass.
+    """
+    others = step.others
+
+    def own_ns(moments_ns: Whole) -> Whole:
+        return np.round(_own_s(others, moments_ns) * 1e9).astype(np.int64)
+
+    backward_ns = int(own_ns(np.array([step.backward_ns]))[0])
+    own = replace(
+        step,
+        forward_ns=min(step.forward_ns, max(step.step_ns - backward_ns, 0)),
+        backward_ns=backward_ns,
+        ready_ns=own_ns(step.ready_ns),
+    )
+    return own, replace(buckets, ready_ns=own_ns(buckets.ready_ns))
+
+
+def _own_s(others: Others, moments_ns: Floats | Whole) -> Floats:
+    """Return how much of the backward pass's own computing is over at moments of the recording."""
+    come_ns, waits_ns = np.array(others.issue_ns), np.array(others.waits_ns)
+    waited_ns = np.clip(np.asarray(moments_ns)[:, None] - come_ns, 0, waits_ns).sum(axis=1)
+    return np.asarray((moments_ns - waited_ns) * 1e-9)
 
 
 def fifo_timeline(ready_s: Sequence[float], cost_s: Sequence[Floats]) -> Timeline:

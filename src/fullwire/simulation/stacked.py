@@ -96,7 +96,7 @@ def beside_times(subject: Subject) -> tuple[Any, ...]:
     Arrays and costs are compared as objects: a change of speed leaves them as they are.
     """
     step, others = subject.step, subject.step.others
-    if others.are_gradients or not subject.has_parameters:
+    if others.are_gradients or others.waits_ns or not subject.has_parameters:
         return ()
     return (
         *map(id, (subject.adds, subject.placement, step.bytes, others.op, others.bytes)),

@@ -96,9 +96,7 @@ class Step:
             backward_ns=round(self.backward_ns * times),
             ready_ns=np.round(self.ready_ns * times).astype(np.int64),
             meetings=self.meetings_after(times),
-            others=replace(
-                self.others, calling_ns=round(self.others.calling_ns * times), rest_ns=rest_ns
-            ),
+            others=replace(self.others.slower(times), rest_ns=rest_ns),
         )
 
     def meetings_after(self, times: float) -> tuple[Meeting, ...]:

@@ -41,6 +41,7 @@ from fullwire.simulation.schedule import (
     Timeline,
     fifo_timeline,
     meetings_s,
+    of_computing_alone,
     priority_timeline,
     timeline_of,
     with_shards,
@@ -189,7 +190,9 @@ def _predicted(
         asked = (sizes, rate_bps[:, rates], transport, ratio)
         exposed = messages.exposed(*asked)
         used_s = messages.sent_bits(*asked) / rate_bps[:, rates]
-        instead_used_s = messages.instead_bits(sizes) / rate_bps[:, rates]
+        others = subject.step.others
+        if others.sum_gradients and others.course is None and not subject.is_on_devices:
+            used_s = np.zeros(())  # these carry the gradients
         for place, (accumulate, local_steps, jitter) in synchronising(grid):
             here: Any = (together, *place, sizes, rates)
             overhead_s = messages.overhead_s(
@@ -201,11 +204,12 @@ def _predicted(
             step_s = np.add(baseline_s, overhead_s, out=measures["step_s"][here])
             with np.errstate(divide="ignore", invalid="ignore"):  # a step of 0 is refused later
                 np.divide(baseline_s, step_s, out=measures["scaling_factor"][here])
-                link_s = used_s / apart + instead_used_s
-                if subject.step.others.course is not None:
+                others_used_s = messages.others_bits(sizes, accumulate) / rate_bps[:, rates]
+                link_s = used_s / apart + others_used_s
+                if others.course is not None:
                     # Groups may have links of their own, so the line has at most a step's bits.
-                    instead_s = np.minimum(instead_used_s, step_s)
-                    link_s = np.where(used_s > step_s, used_s, instead_s)
+                    others_s = np.minimum(others_used_s, step_s)
+                    link_s = np.where(used_s > step_s, used_s, others_s)
                 np.divide(link_s, step_s, out=measures["network_utilization"][here])
     return measures
 
@@ -260,6 +264,9 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
     elif step.sends_no_buckets:
         timeline = messages.instead_timeline(asked[1], transport)
     else:
+        if step.others.waits_ns:  # those of the recording's link
+            step, buckets = of_computing_alone(step, messages.buckets)
+            messages = replace(messages, buckets=buckets)
         on_lane = fifo_timeline if point.lane == "fifo" else priority_timeline
         costs_s = [each_s[0, 0, 0] for each_s in messages.cost_s(*asked)]
         timeline = timeline_of(messages.subject.step, messages.buckets, on_lane, costs_s)
@@ -274,19 +281,16 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
         conditions |= Facts(alone_less_share=below, alone_more_share=above)
     others_s = 0.0 if step.sends_no_buckets else float(np.max(exposed.by_others_s))
     others_ns = _whole_ns(others_s)
-    is_alone = workers == 1
     length_ns = subject.step.alone_ns + _whole_ns(overhead_s)
-    step, ready_ns = _with_waits(step, messages, None if is_alone else timeline)
-    if not is_alone:
-        beyond_ns = length_ns - step.alone_ns - min(step.crowded_ns, step.computing_ns)
-        room_ns = beyond_ns - _whole_ns(late_s) - _after_computing_ns(step, timeline) - others_ns
-        longer_s = min(unexplained_s, max(room_ns - step.packing_ns, 0) * 1e-9)
-        timeline = _with_unexplained(timeline, step.backward_ns * 1e-9, longer_s)
-    sent = None if is_alone else timeline
+    sent = None if workers == 1 else timeline
+    step, ready_ns = _with_waits(step, messages, sent)
+    if sent is not None:
+        room_ns = length_ns - step.alone_ns - min(step.crowded_ns, step.computing_ns)
+        room_ns -= _whole_ns(late_s) + others_ns + step.packing_ns
+        sent = _with_unexplained(step, sent, exposed, unexplained_s, room_ns)
     order = np.flatnonzero(step.bytes)  # one without bytes stands for none
     first = np.zeros(len(order), np.int64)  # the only step, of the only rank
-    where = point.cluster
-    description = None
+    where, description = point.cluster, None
     if where is not None:  # as asked for: the loads of its links follow from it
         from fullwire.clusters.description import as_toml
 
@@ -378,11 +382,18 @@ def _after_computing_ns(step: Step, timeline: Timeline) -> int:
     return _whole_ns(sum(max(end_s - max(start_s, after_s), 0.0) for start_s, end_s in pieces))
 
 
-def _with_unexplained(timeline: Timeline, from_s: float, longer_s: float) -> Timeline:
+def _with_unexplained(
+    step: Step, timeline: Timeline, exposed: Exposed, unexplained_s: float, room_ns: int
+) -> Timeline:
     """Return the messages with what the replay leaves unexplained, which counts as theirs.
 
-    Those after the backward pass take so much longer together, each by the same factor.
+    Those after the backward pass take so much longer together, each by the same factor, as far as
+    there is room. So they do where they make the waits for other sums longer.
     """
+    told_ns, from_s = _after_computing_ns(step, timeline), step.backward_ns * 1e-9
+    if step.others.waits_ns:
+        unexplained_s += max(float(np.max(exposed.by_buckets_s)) - told_ns * 1e-9, 0.0)
+    longer_s = min(unexplained_s, max(room_ns - told_ns, 0) * 1e-9)
     starts_s, ends_s = _on_the_lane(timeline)
     after_s = max([end_s for end_s in ends_s if end_s > from_s], default=from_s) - from_s
     if not after_s:

@@ -64,9 +64,10 @@ class MeasuredTransport:
     # A thread that a message wakes waits for a processor while other programs have them all. That
     # comes on top, and is no work.
     wait_s_per_hop: float | Floats = 0.0
-    # Gloo gathers in halves of a rank's part. A rank that comes later answers with data, and its
-    # word that it is ready for the other's half stands in line behind them. So the line carries
-    # half a part less at a time, in this share of the gathers. In others, ranks come together.
+    # Gloo gathers in halves of a rank's part. Of two ranks the one that comes later answers with
+    # data, and its word that it is ready for the other's half stands in line behind them. So the
+    # line carries half a part less at a time, in this share of such gathers. In others, ranks come
+    # together. Among more ranks this word goes to another rank than the data.
     gathers_late: float = 0.0
 
     def __str__(self) -> str:

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from fullwire.compression.codec import named_in
 from fullwire.run.centre import median_of
-from fullwire.run.intervals import covered_ns
+from fullwire.run.intervals import covered_ns, union, within
 from fullwire.run.kinds import EARLIER, kinds_of
-from fullwire.run.placement import ranks_per_processor
+from fullwire.run.placement import ranks_per_processor, sums_on_processors
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Run, Spans, Whole
 from fullwire.run.split_layers import are_between_stages
@@ -37,6 +37,7 @@ from fullwire.run.usual import local_steps_of, means_of_rounds, shared_steps
 from fullwire.simulation.beside_layers import Course, Stages, course_of, stages_of
 from fullwire.simulation.between_passes import Meetings, meetings_of, without_waits
 from fullwire.simulation.groups import (
+    AFTER_NS,
     AS_MANY,
     TIMES_GRADIENTS,
     Others,
@@ -360,12 +361,15 @@ def _others(
         here, during = rows.rows(rows.step == number), spans.rows(spans.step == number)
         exposed_ns = _exposed_ns(here, during, buckets.rows(buckets.step == number))
         own_ns.append(took_ns - exposed_ns)
-        hidden_ns.append(int((here.end_ns - here.start_ns).sum()) - exposed_ns)
+        hidden_ns.append(_on_the_way_ns(run, here) - exposed_ns)
         calling_ns.append(calling_ns_of(here, during))
     among = [members[name] for name in usual.group.astype(str).tolist()]
     # A step's own time varies little. Its exposed time varies as much as the step does.
     exposed_ns = max(_mean_ns(length_ns[table.usual]) - _mean_ns(own_ns), 0)
-    within_ns = np.clip(usual.issue_ns, table.backward_ns[place], table.computed_ns[place])
+    awaited = are_awaited(usual, spans.rows(spans.step == table.numbers[middle]))
+    issue_ns, waits_ns = _moments(rows, spans, table, place, usual)
+    # Beside buckets they share a link, unless devices carry both.
+    waits_ns = waits_ns * np.array(awaited) * (len(all_buckets) > 0 and sums_on_processors(run))
     is_sum = (usual.op == "allreduce") | (usual.op == "reducescatter")
     sums_all = bool(usual.bytes[is_sum].sum() >= table.bytes.sum() > 0)
     sum_gradients = run.facts.buckets is None and sums_all
@@ -392,8 +396,9 @@ def _others(
         exposed_ns=exposed_ns,
         total_ns=exposed_ns + max(_mean_ns(hidden_ns), 0),
         calling_ns=_mean_ns(calling_ns),
-        awaited=are_awaited(usual, spans.rows(spans.step == table.numbers[middle])),
-        issue_ns=tuple((within_ns - table.backward_ns[place]).tolist()),
+        awaited=awaited,
+        issue_ns=tuple(issue_ns.tolist()),
+        waits_ns=tuple(waits_ns.tolist()) if waits_ns.any() else (),
         are_gradients=sum_gradients and by_hand,
         are_of_more=sum_gradients and by_hand and bool(of_more),
         sum_gradients=sum_gradients and not by_hand,
@@ -409,6 +414,38 @@ def _others(
     )
 
 
+def _moments(
+    rows: Collectives, spans: Spans, table: Steps, place: tuple[int, int], usual: Collectives
+) -> tuple[Whole, Whole]:
+    """Return when a rank comes to its usual collectives in a backward pass, and its waits there.
+
+    Both are means over the steps that have the same collectives.
+    """
+
+    def in_order(each: Collectives) -> NDArray[np.intp]:
+        return np.argsort(each.issue_ns, kind="stable")
+
+    def kinds(each: Collectives) -> list[tuple[str, int]]:
+        return list(zip(each.op.tolist(), each.bytes.tolist(), strict=True))
+
+    moments = []
+    for step in np.union1d(table.looked_at, [place[1]]).tolist():
+        number, begin_ns = table.numbers[step], table.backward_ns[place[0], step]
+        here = rows.rows(rows.step == number)
+        here = here.rows(in_order(here))
+        if kinds(here) == kinds(usual.rows(in_order(usual))):
+            during = spans.rows((spans.step == number) & (spans.name == "wait"))
+            during = during.rows(during.lane == "communication")
+            waited_ns = within(here.issue_ns, here.end_ns, union(during.start_ns, during.end_ns))
+            moments.append((here.issue_ns - begin_ns, waited_ns))
+    came_ns, waits_ns = np.empty((2, len(usual)), np.int64)
+    came_ns[in_order(usual)], waits_ns[in_order(usual)] = np.mean(moments, axis=0).round()
+    backward_ns = table.computed_ns[place] - table.backward_ns[place]
+    is_amidst = (came_ns > 0) & (came_ns < backward_ns)
+    came_ns = np.where(came_ns < backward_ns, np.maximum(came_ns, 0), AFTER_NS)
+    return came_ns, np.where(is_amidst, waits_ns, 0)
+
+
 def _exposed_ns(here: Collectives, during: Spans, beside: Collectives) -> int:
     """Return how long a step's collectives went on while no computation ran, or were waited for.
 
@@ -421,6 +458,18 @@ def _exposed_ns(here: Collectives, during: Spans, beside: Collectives) -> int:
     beside_none_ns = covered_ns(*_both(issued, busy)) - covered_ns(*busy)
     waited_for_ns = covered_ns(*issued) - covered_ns(*_both(issued, waiting))
     return beside_none_ns + waited_for_ns + covered_ns(*waiting)
+
+
+def _on_the_way_ns(run: Run, here: Collectives) -> int:
+    """Return how long the lines of a step's collectives have them on the way.
+
+    Several that a script begins at once are on the way together, and share a line. Groups of
+    devices may each have a line of their own.
+    """
+    if sums_on_processors(run):
+        return covered_ns(here.start_ns, here.end_ns)
+    groups = (here.rows(here.group == name) for name in set(here.group.tolist()))
+    return sum(covered_ns(each.start_ns, each.end_ns) for each in groups)
 
 
 def _course(

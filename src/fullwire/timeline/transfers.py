@@ -105,7 +105,7 @@ def transfers_of(run: Run, rate_bps: Mapping[int, float]) -> Transfers:
 def _join_stages(run: Run, group: Coded) -> NDArray[np.bool_]:
     """Return for each group whether it joins stages of a pipeline, so that these wait there.
 
-    Its name or its description says so, or the transfers of a trace do. So does a group with two
+    Its name or its description says so, or the transfers of a job do. So does a group with two
     stages among its ranks. These meet at a norm or at the end of a step, and the first one is the
     last to drain.
     """
@@ -120,10 +120,11 @@ def _join_stages(run: Run, group: Coded) -> NDArray[np.bool_]:
     found = np.array(
         [any(_PIPELINE.search(text.lower()) for text in texts) for texts in told], bool
     )
-    if run.provenance.origin != "imported":
+    if run.provenance.origin == "simulated":
         return found
-    if not sums_on_processors(run):
-        found[group.codes[are_between_stages(run.collectives)]] = True
+    are_calls = run.provenance.origin == "measured"
+    if are_calls or not sums_on_processors(run):
+        found[group.codes[are_between_stages(run.collectives, are_calls=are_calls)]] = True
     if not found.any():
         return found
     pairs = np.unique(np.stack([group.codes, run.collectives.rank]), axis=1)
