@@ -305,6 +305,9 @@ def test_transfers_that_queue_leave_in_turn_and_a_rank_may_wait_for_its_own(
         step_s = at_rate(rate_gbps).length_us * 1e-6
         assert table["step_s"][row] == pytest.approx(step_s, rel=0.04)
         assert table.interval_s[0][row] <= step_s <= table.interval_s[1][row]
+    full = fw.whatif(run, line_rate=asked["line_rate"], transport="full", bandwidth="50Gbps")
+    step_s = at_rate(50).length_us * 1e-6  # of which 10 us for each transfer are no full line's
+    assert full["step_s"][0] == pytest.approx(step_s, rel=0.006)
 
 
 def test_a_transfer_of_two_stages_stays_between_two_ranks_of_more_workers(tmp_path: Path) -> None:

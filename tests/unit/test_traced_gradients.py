@@ -495,6 +495,9 @@ def test_the_interval_of_a_sharded_model_is_its_own_beside_another_run(tmp_path:
     run = traced(tmp_path, sharded, 25)
     found = fw.whatif(run, line_rate="25Gbps", bandwidth="100Gbps")
     [subject] = found.subjects
+    # As if the step were shorter than on a full line, which an unsure T1 may explain.
+    [residue] = subject.residues
+    subject = replace(subject, residues=(replace(residue, of_full_s=residue.time_s),))
     unsure = replace(subject, step=replace(subject.step, alone_off=(0.4, 0.1)))
     low_s = {}
     for subjects in ((subject,), (unsure,), (subject, unsure)):
