@@ -75,6 +75,63 @@ def all_forward_first(rank: int, stages: int, *, waits: bool = False) -> Iterato
     yield "wait", "norm"
 
 
+def in_chunks(rank: int, *, later_us: float = 0.0) -> Iterator[Part]:
+    """Yield a step of four stages with two chunks of layers each (Megatron's interleaved 1F1B)."""
+    stages, chunks, batches = 4, 2, 8
+    total = chunks * batches
+    warm = min(total, (stages - rank - 1) * 2 + (chunks - 1) * stages)
+
+    def passed(is_backward: bool, turn: int) -> Iterator[Part]:
+        chunk, batch = turn // stages % chunks, turn // (stages * chunks) * stages + turn % stages
+        chunk = chunks - 1 - chunk if is_backward else chunk
+        source, target = (rank - 1) % stages, (rank + 1) % stages
+        ends = [(rank, chunk) == (0, 0), (rank, chunk) == (stages - 1, chunks - 1)]
+        if is_backward:
+            source, target, ends = target, source, ends[::-1]
+        own = is_backward, chunk, batch
+        if not ends[0]:
+            yield "send", "recv", own, (source, rank), ACTIVATIONS
+            yield "wait", own
+        yield "work", is_backward, later_us + (1000 if is_backward else 500)
+        if not ends[1]:
+            yield "send", "send", (*own, "on"), (rank, target), ACTIVATIONS
+
+    for turn in range(total + warm):
+        if turn < total:
+            yield from passed(False, turn)
+        if turn >= warm:
+            yield from passed(True, turn - warm)
+    yield "work", False, 100
+    yield "send", "allreduce", "norm", tuple(range(stages)), 4
+    yield "wait", "norm"
+
+
+def without_bubble(rank: int) -> Iterator[Part]:
+    """Yield a step of four stages that make gradients of weights when idle (ZB-H1)."""
+    stages, batches = 4, 8
+    warm, kept = stages - rank - 1, 0
+    for turn in range(batches + warm):
+        for is_backward, batch in ((False, turn), (True, turn - warm)):
+            if not 0 <= batch < batches:
+                continue
+            source, target = (rank + 1, rank - 1) if is_backward else (rank - 1, rank + 1)
+            if 0 <= source < stages:
+                yield "send", "recv", (is_backward, batch), (source, rank), ACTIVATIONS
+                yield "wait", (is_backward, batch)
+            yield "work", is_backward, 1000
+            if 0 <= target < stages:
+                yield "send", "send", (is_backward, batch, "on"), (rank, target), ACTIVATIONS
+            kept += is_backward
+        if kept > (rank if turn < batches else 0):
+            yield "work", True, 1000
+            kept -= 1
+    for _ in range(kept):
+        yield "work", True, 1000
+    yield "work", False, 100
+    yield "send", "allreduce", "norm", tuple(range(stages)), 4
+    yield "wait", "norm"
+
+
 def sharded_stage(rank: int) -> Iterator[Part]:
     """Yield a step of a stage of two on two ranks each, which gathers its weights for each pass."""
     ranks = (rank // 2 * 2, rank // 2 * 2 + 1)
@@ -308,6 +365,38 @@ def test_transfers_that_queue_leave_in_turn_and_a_rank_may_wait_for_its_own(
     full = fw.whatif(run, line_rate=asked["line_rate"], transport="full", bandwidth="50Gbps")
     step_s = at_rate(50).length_us * 1e-6  # of which 10 us for each transfer are no full line's
     assert full["step_s"][0] == pytest.approx(step_s, rel=0.006)
+
+
+@pytest.mark.parametrize("recorded_gbps", [10, 100])
+@pytest.mark.parametrize(
+    "parts",
+    [in_chunks, lambda rank: in_chunks(rank, later_us=300.0 * (rank == 2)), without_bubble],
+    ids=["chunks", "chunks and a late rank", "no bubble"],
+)
+def test_schedules_with_less_of_a_bubble_are_played_too(
+    tmp_path: Path, parts: Any, recorded_gbps: int
+) -> None:
+    def at_rate(rate_gbps: int) -> Played:
+        return Played(rate_gbps, programs=[parts(rank) for rank in range(4)])
+
+    recorded = at_rate(recorded_gbps)
+    run, line = recorded.traced(tmp_path), f"{recorded_gbps}Gbps"
+    parts_us = [[part[2] for part in own if part[0] == "work"] for own in recorded.programs]
+    own_us = [sum(parts) for parts in parts_us]
+    account = fw.explain(run, bandwidth=line).account
+    assert account["compute"] == pytest.approx(min(own_us) * 1e-6)
+    # One rank has the additional work, and the three others wait for it.
+    assert account["straggler"] == pytest.approx((sum(own_us) / 4 - min(own_us)) * 1e-6, abs=1e-5)
+    assert account["bubble"] > 0.1e-6 * recorded.length_us
+    rates_gbps = (10, 50, 400)
+    for transport in ("measured", "full"):
+        table = fw.whatif(
+            run, line_rate=line, transport=transport, bandwidth=[f"{r}Gbps" for r in rates_gbps]
+        )
+        for row, rate_gbps in enumerate(rates_gbps):
+            step_s = at_rate(rate_gbps).length_us * 1e-6
+            assert table["step_s"][row] == pytest.approx(step_s, rel=0.045)
+            assert table.interval_s[0][row] <= step_s <= table.interval_s[1][row]
 
 
 def test_a_transfer_of_two_stages_stays_between_two_ranks_of_more_workers(tmp_path: Path) -> None:
