@@ -78,6 +78,7 @@ class Outline:
     remarks: tuple[str, ...]
     groups: Mapping[str, int]
     group_names: Mapping[str, str]
+    group_ranks: Mapping[str, int]  # of the groups whose collectives tell it, by their names
     slowing: Slowing | None
     threads: Threads | None = None  # of Gloo's marks
 
@@ -210,12 +211,20 @@ def _outline(
         remarks=remarks,
         groups=trace.groups,
         group_names=trace.group_names,
+        group_ranks=_group_ranks(found),
         slowing=slowing_of(
             trace,
             (work["kind"] == 0) & (kinds != Known.COMMUNICATES),
             kinds == Known.COMMUNICATES,
         ),
     )
+
+
+def _group_ranks(found: Found) -> dict[str, int]:
+    """Return the ranks of each group whose collectives agree on them."""
+    pairs = {*zip(found.group.tolist(), found.ranks.tolist(), strict=True)}
+    told = Counter(name for name, _ in pairs)
+    return {name: ranks for name, ranks in pairs if told[name] == 1 and 1 < ranks <= MOST_RANKS}
 
 
 def _joint(steps: Steps, found: Found) -> dict[tuple[str, str], dict[str, float]]:
