@@ -153,12 +153,10 @@ class Messages:
             total = total + np.choose(quickest, np.broadcast_arrays(*sent))
         return total / ratio
 
-    def instead_bits(self, chosen: slice) -> Floats:
-        """Return the bits on a host's link of the collectives that go in place of gradients."""
-        if not self.subject.step.sends_nothing and self.subject.step.others.course is None:
-            return np.zeros(())
+    def others_bits(self, chosen: slice) -> Floats:
+        """Return the bits on a host's link of the collectives that are no buckets."""
         return running_sum(
-            other.count * (other.wire_bits * other.load)[chosen, None, None]
+            other.count * (other.wire_bits * other.on_link)[chosen, None, None]
             for other in self.others
         )
 
@@ -444,6 +442,7 @@ class _Other:
     wire_bits: Floats
     hops: Floats
     load: Floats  # of a host's link, over that of a rank with its own
+    on_link: Floats  # the same, and 0 for groups on one host
     halves: Floats  # of a rank's part, as a share of a gather's bytes
     latency_s: float
     count: int
@@ -576,11 +575,13 @@ def _others(
             for among in set(workers)
         }
         costs = [cost_of[among] for among in workers]
+        loads = subject.nic_loads(workers, *on_wire(op))
         yield _Other(
             wire_bits=np.array([8 * float(cost.wire_bytes) for cost in costs]),
             hops=np.array([float(cost.hops) for cost in costs]),
             halves=np.array([half_a_part(op, ranks_among(members, among)) for among in workers]),
-            load=np.ones(len(workers)) if members else subject.nic_loads(workers, *on_wire(op)),
+            load=np.ones(len(workers)) if members else loads,
+            on_link=np.minimum(loads, 1.0) if members else loads,
             latency_s=latency_s,
             count=count,
             kind=(op, size, members),

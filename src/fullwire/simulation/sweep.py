@@ -189,7 +189,7 @@ def _predicted(
         asked = (sizes, rate_bps[:, rates], transport, ratio)
         exposed = messages.exposed(*asked)
         used_s = messages.sent_bits(*asked) / rate_bps[:, rates]
-        instead_used_s = messages.instead_bits(sizes) / rate_bps[:, rates]
+        others_used_s = messages.others_bits(sizes) / rate_bps[:, rates]
         for place, (accumulate, local_steps, jitter) in synchronising(grid):
             here: Any = (together, *place, sizes, rates)
             overhead_s = messages.overhead_s(
@@ -201,11 +201,11 @@ def _predicted(
             step_s = np.add(baseline_s, overhead_s, out=measures["step_s"][here])
             with np.errstate(divide="ignore", invalid="ignore"):  # a step of 0 is refused later
                 np.divide(baseline_s, step_s, out=measures["scaling_factor"][here])
-                link_s = used_s / apart + instead_used_s
-                if subject.step.others.course is not None:
+                link_s = used_s / apart
+                if messages.others:
                     # Groups may have links of their own, so the line has at most a step's bits.
-                    instead_s = np.minimum(instead_used_s, step_s)
-                    link_s = np.where(used_s > step_s, used_s, instead_s)
+                    all_s = others_used_s + (0.0 if subject.step.sends_no_buckets else link_s)
+                    link_s = np.where(link_s > step_s, link_s, np.minimum(all_s, step_s))
                 np.divide(link_s, step_s, out=measures["network_utilization"][here])
     return measures
 

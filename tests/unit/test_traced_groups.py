@@ -1,0 +1,82 @@
+"""Groups of a trace: how many ranks each has, and how much of a link their sums use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fullwire as fw
+from fullwire.importers import read
+from fullwire.simulation.groups import members_of
+from tests.unit.test_kineto import ALL_REDUCE, GEMM, Job, reduced
+from tests.unit.test_traced_gradients import BACKWARD, split_and_summed, traced
+
+WORKERS, LAYERS, VALUES, GRADIENTS = 8, 4, 1_000_000, 2_500_000
+# The bits of a step on a link: two ranks sum each layer twice, and four sum the gradients.
+BITS = 32 * (2 * LAYERS * VALUES + 1.5 * GRADIENTS)
+NAMED = {"Process Group Name", "Process Group Ranks"}
+
+
+def traced_alone(where: Path, without: set[str]) -> fw.Run:
+    """Trace rank 0 of a model that is split over two ranks, at 100 Gbps, without some arguments."""
+    job = Job(0, WORKERS)
+
+    def summed(begin: float, launch: float, values: int, members: list[int]) -> float:
+        told: dict[str, Any] = reduced(values, str(len(members)), str(members))
+        told |= {"Group size": len(members)}
+        long_us = 2 * (len(members) - 1) / len(members) * 32e-5 * values
+        job.kernel(
+            ALL_REDUCE,
+            begin,
+            begin + long_us,
+            launch=launch,
+            stream=8 + len(members),
+            **{name: value for name, value in told.items() if name not in without},
+        )
+        return begin + long_us
+
+    for number in range(6):
+        begin = now = 10_000.0 * number
+        launch = begin
+        for is_backward in (False, True):
+            for _ in range(LAYERS):
+                job.kernel(GEMM, now, now + 500, launch=launch)
+                if is_backward:
+                    job.event("cpu_op", BACKWARD, launch - 0.1, launch + 0.8, tid=1)
+                now = summed(now + 500, launch + 2, VALUES, [0, 1])
+                launch += 4
+        now = summed(now, launch - 3, GRADIENTS, [0, 2, 4, 6])
+        job.step(number, begin, now)
+    job.write(where / "rank0.json")
+    return read(where)
+
+
+@pytest.mark.parametrize(
+    "without", [set(), {"Process Group Name"}, NAMED], ids=["named", "without a name", "neither"]
+)
+def test_the_sums_of_one_ranks_trace_tell_the_ranks_of_their_groups(
+    tmp_path: Path, without: set[str]
+) -> None:
+    run = traced_alone(tmp_path, without)
+    assert sorted(members_of(run).values()) == [2, 4]
+    found = fw.explain(run, bandwidth="100Gbps")
+    assert not any("line rate" in str(warning) for warning in found.warnings)
+    rates_gbps = (50, 100, 400)
+    rates = [f"{rate}Gbps" for rate in rates_gbps]
+    table = fw.whatif(run, line_rate="100Gbps", transport="full", bandwidth=rates)
+    for row, rate_gbps in enumerate(rates_gbps):
+        sent_s = BITS / (rate_gbps * 1e9)
+        step_s = 2 * LAYERS * 500e-6 + sent_s
+        assert table["step_s"][row] == pytest.approx(step_s, rel=0.01)
+        assert table["network_utilization"][row] == pytest.approx(sent_s / step_s, rel=0.01)
+
+
+def test_sums_of_layers_use_the_link_beside_those_of_gradients(tmp_path: Path) -> None:
+    run = traced(tmp_path, split_and_summed, 400)
+    table = fw.whatif(run, line_rate="400Gbps", transport="full", bandwidth=["200Gbps", "400Gbps"])
+    # Eight sums of layers and four of gradients, of 32 Mbit each.
+    sent_s = 12 * 32e6 / table["bandwidth_bps"]
+    expected = (sent_s / table["step_s"]).tolist()
+    assert table["network_utilization"].tolist() == pytest.approx(expected, rel=0.01)
