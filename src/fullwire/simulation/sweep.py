@@ -23,7 +23,7 @@ from fullwire.errors import UsageError
 from fullwire.run.facts import Facts
 from fullwire.run.kinds import EARLIER, EARLIER_FORWARD, LAST, LAYERS
 from fullwire.run.run import SLOWED, Collectives, Gradients, Lane, Provenance, Run, Spans, Whole
-from fullwire.simulation.beside_layers import Course
+from fullwire.simulation.beside_layers import Course, Stages
 from fullwire.simulation.grid import (
     AXES,
     BUCKET,
@@ -35,6 +35,7 @@ from fullwire.simulation.grid import (
     shaped,
     synchronising,
 )
+from fullwire.simulation.groups import members_of
 from fullwire.simulation.messages import Exposed, Messages, messages_of
 from fullwire.simulation.of_kinds import apart, as_means
 from fullwire.simulation.schedule import (
@@ -43,12 +44,12 @@ from fullwire.simulation.schedule import (
     meetings_s,
     priority_timeline,
     timeline_of,
-    with_shards,
 )
 from fullwire.simulation.stacked import StackedStep, stacks
 from fullwire.simulation.step import Step
 from fullwire.simulation.stragglers import Jitter, NoJitter
 from fullwire.simulation.transport import MeasuredTransport, Transport
+from fullwire.simulation.written_steps import Lasting, in_stages, with_shards
 
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -241,8 +242,40 @@ def _blocks(workers: int, rates: int, compressors: int) -> Iterator[tuple[slice,
 def replay(run: Run, subject: Subject, point: Grid) -> Run:
     """Play the run's typical step under the conditions of a grid that has one point.
 
-    All ranks do the same, so the first stands for them all; times are rounded to nanoseconds.
+    All ranks do the same, so the first stands for them all; those of a pipeline do not. Times are
+    rounded to nanoseconds.
     """
+    written, course = _of_one_rank(run, subject, point), subject.step.others.course
+    if not isinstance(course, Stages) or course.are_a_ring or point.workers == (1,):
+        return written
+    return _of_stages(run, subject, point, written, course)
+
+
+def _of_stages(run: Run, subject: Subject, point: Grid, written: Run, course: Stages) -> Run:
+    """Return the step with all ranks of a pipeline."""
+    [rate_bps], [latency_s], [compressor] = point.bandwidth_bps, point.latency_s, point.compressors
+    [transport], [jitter] = point.transports, point.jitters
+    messages = messages_of(subject, point.buckets[0], point.algorithms[0], latency_s, point)
+    asked = slice(None), np.array([[[rate_bps]]]), transport, np.array([[[compressor.ratio]]])
+    exposed = messages.exposed(*asked)
+    overhead_s, unexplained_s, late_s = _parts_of_overhead_s(messages, exposed, transport, jitter)
+    step, members = subject.step, members_of(run)
+    of_messages_s = float(np.max(exposed.by_others_s + exposed.by_buckets_s))
+    slowed_s = overhead_s - unexplained_s - late_s - of_messages_s - step.packing_ns * 1e-9
+    slowed_s = max(slowed_s, 0.0)
+    lasting = Lasting(
+        step_s=step.alone_ns * 1e-9 + overhead_s,
+        own_s=step.alone_ns * 1e-9 + slowed_s + late_s,
+        slowed_s=slowed_s,
+        rest_s=step.others.rest_ns * 1e-9,
+        each_s=messages.each_instead_s(asked[1], transport),
+    )
+    of_some = {name: size for name, size in members.items() if size != run.facts.workers}
+    return in_stages(written, step, course, lasting, of_some)
+
+
+def _of_one_rank(run: Run, subject: Subject, point: Grid) -> Run:
+    """Return the step of one rank, which stands for all."""
     [workers], [rate_bps], [latency_s] = point.workers, point.bandwidth_bps, point.latency_s
     [compressor], [transport], [jitter] = point.compressors, point.transports, point.jitters
     [policy], [algorithm] = point.buckets, point.algorithms
@@ -304,7 +337,7 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
             transport=str(transport),
             cluster=description,
             gradient_unit=None if subject.has_parameters else BUCKET,
-            marked_passes=round(subject.passes) if layers else None,
+            marked_passes=round(subject.passes) if layers or step.others.stages else None,
             stages=step.others.stages,
         )
         | conditions,
@@ -509,10 +542,9 @@ def _besides(
     # A wait within the passes is before the first message, beside which it would count as transfer.
     sends_ns = min([computed_ns, *(start_ns for start_ns, _ in sent)])
     within_ns = min(late_ns - after_ns, sends_ns)
-    name = "bubble" if step.others.stages else "wait"
     for time_ns, end_ns in ((after_ns, until_ns), (within_ns, sends_ns)):
         if time_ns > 0:
-            yield "host", name, end_ns - time_ns, end_ns
+            yield "host", "wait", end_ns - time_ns, end_ns
 
 
 def _on_the_lane(timeline: Timeline | None) -> tuple[list[float], list[float]]:

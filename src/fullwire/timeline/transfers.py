@@ -116,7 +116,8 @@ def _join_stages(run: Run, group: Coded) -> NDArray[np.bool_]:
     found = np.array(
         [any(_PIPELINE.search(text.lower()) for text in texts) for texts in told], bool
     )
-    if run.provenance.origin != "imported":
+    is_written = run.facts.stages is not None  # as a prediction from such a trace
+    if run.provenance.origin != "imported" and not is_written:
         return found
     if not sums_on_processors(run):
         found[group.codes[are_between_stages(run.collectives)]] = True
