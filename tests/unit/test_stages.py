@@ -132,6 +132,71 @@ def without_bubble(rank: int) -> Iterator[Part]:
     yield "wait", "norm"
 
 
+def in_batches(rank: int, stages: int, batches: int) -> Iterator[Part]:
+    """Yield a step of a rank (1F1B) that sends to a stage and takes from it at once."""
+    warm = min(stages - rank - 1, batches)
+
+    def sent(is_backward: bool, batch: int) -> Iterator[Part]:
+        other = rank - 1 if is_backward else rank + 1
+        if 0 <= other < stages and 0 <= batch < batches:
+            own = is_backward, batch, "on"
+            yield "send", "send", own, (rank, other), ACTIVATIONS
+
+    def taken(is_backward: bool, batch: int) -> Iterator[Part]:
+        other = rank + 1 if is_backward else rank - 1
+        if 0 <= other < stages and 0 <= batch < batches:
+            yield "send", "recv", (is_backward, batch), (other, rank), ACTIVATIONS
+
+    def at_once(*parts: Iterator[Part]) -> Iterator[Part]:
+        messages = [message for part in parts for message in part]
+        yield from messages
+        yield from (("wait", message[2]) for message in messages)
+
+    for batch in range(warm):
+        yield from at_once(taken(False, batch))
+        yield "work", False, 1000
+        yield from at_once(sent(False, batch))
+    yield from at_once(taken(False, warm))
+    for batch in range(batches):
+        if batch + warm < batches:
+            yield "work", False, 1000
+            yield from at_once(sent(False, batch + warm), taken(True, batch))
+        else:
+            yield from at_once(taken(True, batch))
+        yield "work", True, 2000
+        following = taken(False, batch + warm + 1)
+        yield from at_once(sent(True, batch), following)
+    yield "work", False, 100
+    yield "send", "allreduce", "norm", tuple(range(stages)), 4
+    yield "wait", "norm"
+
+
+def batched(job: Job) -> None:
+    """Let transfers that begin at once go in one kernel without arguments, after their calls."""
+    bare = ("device", "stream", "correlation")
+    launches = {
+        event["args"]["correlation"]: event
+        for event in job.events
+        if event["cat"] == "cuda_runtime"
+    }
+    kernels: dict[float, Any] = {}
+    for event in [*job.events]:
+        args = event["args"]
+        if event["cat"] != "kernel" or args.get("Collective name") not in ("send", "recv"):
+            continue
+        launch = launches[args["correlation"]]
+        told = {name: args.pop(name) for name in [*args] if name not in bare}
+        called = launch["ts"]
+        job.event("cpu_op", "record_param_comms", called, called + 0.1, tid=1, **told)
+        launch["ts"] += 0.2
+        first = kernels.setdefault(event["ts"], event)
+        if first is not event:
+            first["dur"] = max(first["dur"], event["dur"])
+            own = launches[first["args"]["correlation"]]
+            own["ts"] = max(own["ts"], launch["ts"])
+            job.events = [each for each in job.events if each is not event and each is not launch]
+
+
 def sharded_stage(rank: int) -> Iterator[Part]:
     """Yield a step of a stage of two on two ranks each, which gathers its weights for each pass."""
     ranks = (rank // 2 * 2, rank // 2 * 2 + 1)
@@ -397,6 +462,30 @@ def test_schedules_with_less_of_a_bubble_are_played_too(
             step_s = at_rate(rate_gbps).length_us * 1e-6
             assert table["step_s"][row] == pytest.approx(step_s, rel=0.045)
             assert table.interval_s[0][row] <= step_s <= table.interval_s[1][row]
+
+
+@pytest.mark.parametrize("recorded_gbps", [20, 100])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_kernels_that_carry_several_transfers_are_told_by_the_calls_before_them(
+    tmp_path: Path, stages: int, recorded_gbps: int
+) -> None:
+    def at_rate(rate_gbps: int) -> Played:
+        return Played(rate_gbps, programs=[in_batches(rank, stages, 8) for rank in range(stages)])
+
+    played, line = at_rate(recorded_gbps), f"{recorded_gbps}Gbps"
+    for job in played.jobs:
+        batched(job)
+    run = played.traced(tmp_path)
+    assert not run.missing
+    account = fw.explain(run, bandwidth=line).account
+    assert account["compute"] == pytest.approx(24.1e-3, rel=0.001)
+    assert account["straggler"] < 0.01 * played.length_us * 1e-6
+    rates_gbps = (10, 50, 400)
+    rates = [f"{rate}Gbps" for rate in rates_gbps]
+    table = fw.whatif(run, line_rate=line, transport="full", bandwidth=rates)
+    for row, rate_gbps in enumerate(rates_gbps):
+        step_s = at_rate(rate_gbps).length_us * 1e-6  # of which 10 us for each transfer
+        assert table["step_s"][row] == pytest.approx(step_s, rel=0.02)
 
 
 def test_a_transfer_of_two_stages_stays_between_two_ranks_of_more_workers(tmp_path: Path) -> None:

@@ -248,11 +248,6 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
     written, course = _of_one_rank(run, subject, point), subject.step.others.course
     if not isinstance(course, Stages) or course.are_a_ring or point.workers == (1,):
         return written
-    return _of_stages(run, subject, point, written, course)
-
-
-def _of_stages(run: Run, subject: Subject, point: Grid, written: Run, course: Stages) -> Run:
-    """Return the step with all ranks of a pipeline."""
     [rate_bps], [latency_s], [compressor] = point.bandwidth_bps, point.latency_s, point.compressors
     [transport], [jitter] = point.transports, point.jitters
     messages = messages_of(subject, point.buckets[0], point.algorithms[0], latency_s, point)

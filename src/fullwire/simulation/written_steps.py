@@ -96,6 +96,59 @@ class Lasting:
     rest_s: float  # in which devices rest for another reason than messages
     each_s: Floats  # of the collectives that are no buckets
 
+    def played(
+        self, course: Stages, for_buckets_s: float
+    ) -> tuple[list[_Rank], Collectives, Whole]:
+        """Play the messages. Return the ranks, their parts of messages, and when each was made."""
+        own_s = self.own_s
+        stalled_s = self.step_s - own_s - self.rest_s - for_buckets_s
+        each_s = self.each_s * meeting(
+            lambda times: float(course.stalled_s([*(times * self.each_s)], own_s)),
+            stalled_s,
+            _MOST_TIMES,
+        )
+        played = course.played([*each_s], own_s)
+        numbers = np.unique(course.rows.rank).tolist()
+        ranks = [
+            _Rank(
+                number,
+                own_s,
+                course.over[place],
+                course.passes[place],
+                [(at, float(wait_s)) for at, wait_s in played.waits_s[place]],
+                for_buckets_s,
+            )
+            for place, number in enumerate(numbers)
+        ]
+        after_s = {
+            (place, message): ranks[place].waited_for_buckets_s(share)
+            for place, share, message, _ in course.events
+        }
+        late_s: dict[int, float] = {}  # by the message, as its last rank waits for buckets
+        for (_, message), wait_s in after_s.items():
+            late_s[message] = max(wait_s, late_s.get(message, 0.0))
+        of_row = [*zip(map(numbers.index, course.rows.rank.tolist()), course.of_row, strict=True)]
+        made_ns = np.array(
+            [_ns(float(played.come_s[key]) + after_s[key]) for key in of_row], np.int64
+        )
+        end_ns = np.array([_ns(float(played.end_s[m]) + late_s[m]) for _, m in of_row], np.int64)
+        # A rank's line to a group carries one message after another.
+        begin_ns, free_ns = made_ns.copy(), dict[tuple[int, str], int]()
+        for row in np.argsort(end_ns, kind="stable").tolist():
+            line = of_row[row][0], str(course.rows.group[row])
+            begin_ns[row] = min(max(int(made_ns[row]), free_ns.get(line, 0)), int(end_ns[row]))
+            free_ns[line] = int(end_ns[row])
+        rows = replace(
+            course.rows,
+            step=np.zeros(len(of_row), np.int64),
+            sequence=np.array(course.of_row, np.int64),
+            group=np.array([_plain(name) for name in course.rows.group.tolist()], object),
+            issue_ns=begin_ns,
+            start_ns=begin_ns,
+            end_ns=end_ns,
+        )
+        return ranks, rows, made_ns
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Rank:
@@ -136,6 +189,34 @@ class _Rank:
                 yield _ns(begin_s), _ns(end_s)
             begin_s, share = end_s + wait_s, at
 
+    def spans(self, lasting: Lasting, mine: Collectives, made_ns: Whole) -> Spans:
+        """Lay out its step: its computing, its last pass, and the bubble at its end."""
+        step_ns = _ns(lasting.step_s)
+        computing = [*self.computing_ns()]
+        rows: list[tuple[Lane, str, int, int]] = [("host", "step", 0, step_ns)]
+        rows.append(("host", LAST, self.begun_ns, self.passed_ns))
+        rows += [("compute", LAYERS, *ends) for ends in computing]
+        left_ns = _ns(lasting.slowed_s * self.over)
+        for begin_ns, end_ns in reversed(computing):
+            if (slowed_ns := min(left_ns, end_ns - begin_ns)) > 0:
+                rows.append(("compute", SLOWED, end_ns - slowed_ns, end_ns))
+                left_ns -= slowed_ns
+        queued = (mine.op == "send") & (made_ns < mine.issue_ns)
+        for begin_ns, end_ns in zip(made_ns[queued], mine.issue_ns[queued], strict=True):
+            rows.append(("host", QUEUED, int(begin_ns), int(end_ns)))
+        over_ns = max([0, *mine.end_ns.tolist(), *(end_ns for _, end_ns in computing)])
+        if over_ns < step_ns:
+            rows.append(("host", "bubble", over_ns, step_ns))
+        lanes, names, starts, ends = zip(*rows, strict=True)
+        return Spans(
+            rank=np.full(len(rows), self.number),
+            step=np.zeros(len(rows), np.int64),
+            lane=np.array(lanes, object),
+            name=np.array(names, object),
+            start_ns=np.array(starts),
+            end_ns=np.array(ends),
+        )
+
 
 def in_stages(
     written: Run, step: Step, course: Stages, lasting: Lasting, members: Mapping[str, int]
@@ -148,11 +229,11 @@ def in_stages(
     buckets = Collectives.empty() if step.sends_no_buckets else written.collectives
     until_ns = step.forward_ns + step.backward_ns
     for_buckets_s = max(int(buckets.end_ns.max(initial=0)) - until_ns, 0) * 1e-9
-    ranks, sent, made_ns = _played(course, lasting, for_buckets_s)
+    ranks, sent, made_ns = lasting.played(course, for_buckets_s)
     spans, gradients, of_buckets = [], [], []
     for rank in ranks:
         mine = sent.rank == rank.number
-        spans.append(_spans(rank, lasting, sent.rows(mine), made_ns[mine]))
+        spans.append(rank.spans(lasting, sent.rows(mine), made_ns[mine]))
         off_ns = rank.passed_ns - until_ns  # buckets keep their distance to the end of the pass
         ready_ns = np.maximum(written.gradients.ready_ns + off_ns, 0)
         scattered = mine & (sent.op == "reducescatter")
@@ -181,87 +262,6 @@ def in_stages(
         spans=Spans.joined(spans),
         gradients=Gradients.joined(gradients),
         collectives=Collectives.joined([sent, *of_buckets]),
-    )
-
-
-def _played(
-    course: Stages, lasting: Lasting, for_buckets_s: float
-) -> tuple[list[_Rank], Collectives, Whole]:
-    """Play the messages. Return the ranks, their parts of messages, and when each was made."""
-    own_s = lasting.own_s
-    stalled_s = lasting.step_s - own_s - lasting.rest_s - for_buckets_s
-    each_s = lasting.each_s * meeting(
-        lambda times: float(course.stalled_s([*(times * lasting.each_s)], own_s)),
-        stalled_s,
-        _MOST_TIMES,
-    )
-    played = course.played([*each_s], own_s)
-    numbers = np.unique(course.rows.rank).tolist()
-    ranks = [
-        _Rank(
-            number,
-            own_s,
-            course.over[place],
-            course.passes[place],
-            [(at, float(wait_s)) for at, wait_s in played.waits_s[place]],
-            for_buckets_s,
-        )
-        for place, number in enumerate(numbers)
-    ]
-    after_s = {
-        (place, message): ranks[place].waited_for_buckets_s(share)
-        for place, share, message, _ in course.events
-    }
-    late_s: dict[int, float] = {}  # by the message, as its last rank waits for buckets
-    for (_, message), wait_s in after_s.items():
-        late_s[message] = max(wait_s, late_s.get(message, 0.0))
-    of_row = [*zip(map(numbers.index, course.rows.rank.tolist()), course.of_row, strict=True)]
-    made_ns = np.array([_ns(float(played.come_s[key]) + after_s[key]) for key in of_row], np.int64)
-    end_ns = np.array([_ns(float(played.end_s[m]) + late_s[m]) for _, m in of_row], np.int64)
-    # A rank's line to a group carries one message after another.
-    begin_ns, free_ns = made_ns.copy(), dict[tuple[int, str], int]()
-    for row in np.argsort(end_ns, kind="stable").tolist():
-        line = of_row[row][0], str(course.rows.group[row])
-        begin_ns[row] = min(max(int(made_ns[row]), free_ns.get(line, 0)), int(end_ns[row]))
-        free_ns[line] = int(end_ns[row])
-    rows = replace(
-        course.rows,
-        step=np.zeros(len(of_row), np.int64),
-        sequence=np.array(course.of_row, np.int64),
-        group=np.array([_plain(name) for name in course.rows.group.tolist()], object),
-        issue_ns=begin_ns,
-        start_ns=begin_ns,
-        end_ns=end_ns,
-    )
-    return ranks, rows, made_ns
-
-
-def _spans(rank: _Rank, lasting: Lasting, mine: Collectives, made_ns: Whole) -> Spans:
-    """Lay out the step of a rank: its computing, its last pass, and the bubble at its end."""
-    step_ns = _ns(lasting.step_s)
-    computing = [*rank.computing_ns()]
-    rows: list[tuple[Lane, str, int, int]] = [("host", "step", 0, step_ns)]
-    rows.append(("host", LAST, rank.begun_ns, rank.passed_ns))
-    rows += [("compute", LAYERS, *ends) for ends in computing]
-    left_ns = _ns(lasting.slowed_s * rank.over)
-    for begin_ns, end_ns in reversed(computing):
-        if (slowed_ns := min(left_ns, end_ns - begin_ns)) > 0:
-            rows.append(("compute", SLOWED, end_ns - slowed_ns, end_ns))
-            left_ns -= slowed_ns
-    queued = (mine.op == "send") & (made_ns < mine.issue_ns)
-    for begin_ns, end_ns in zip(made_ns[queued], mine.issue_ns[queued], strict=True):
-        rows.append(("host", QUEUED, int(begin_ns), int(end_ns)))
-    over_ns = max([0, *mine.end_ns.tolist(), *(end_ns for _, end_ns in computing)])
-    if over_ns < step_ns:
-        rows.append(("host", "bubble", over_ns, step_ns))
-    lanes, names, starts, ends = zip(*rows, strict=True)
-    return Spans(
-        rank=np.full(len(rows), rank.number),
-        step=np.zeros(len(rows), np.int64),
-        lane=np.array(lanes, object),
-        name=np.array(names, object),
-        start_ns=np.array(starts),
-        end_ns=np.array(ends),
     )
 
 
