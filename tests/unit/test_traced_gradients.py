@@ -27,6 +27,7 @@ KERNELS = {
     "_allgather_base": "ncclDevKernel_AllGather_RING_LL",
     "_reduce_scatter_base": "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL",
     "send": "ncclDevKernel_SendRecv",
+    "all_to_all": "ncclDevKernel_SendRecv",
 }
 # A kernel with its pass and length, a collective with its group, name and size, or the wait for it.
 # In a rest the host launches no kernel.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import fullwire as fw
 from fullwire.importers import read
 from fullwire.simulation.groups import members_of
 from tests.unit.test_kineto import ALL_REDUCE, GEMM, Job, reduced
-from tests.unit.test_traced_gradients import BACKWARD, split_and_summed, traced
+from tests.unit.test_traced_gradients import BACKWARD, SIZE, Part, played, split_and_summed, traced
 
 WORKERS, LAYERS, VALUES, GRADIENTS = 8, 4, 1_000_000, 2_500_000
 # The bits of a step on a link: two ranks sum each layer twice, and four sum the gradients.
@@ -51,6 +53,33 @@ def traced_alone(where: Path, without: set[str]) -> fw.Run:
         job.step(number, begin, now)
     job.write(where / "rank0.json")
     return read(where)
+
+
+def exchanged(*, sums: bool) -> Iterator[Part]:
+    """Yield a step whose layers exchange their experts' inputs and outputs, of unlike sizes."""
+    for is_backward, long_us in ((False, 200), (True, 400)):
+        for layer in range(LAYERS):
+            for turn in (1, 2):
+                yield "work", is_backward, long_us
+                yield "send", "all_to_all", "1", "values", 8 * turn * SIZE // (4 + layer)
+                yield "wait", "values"
+    yield "work", True, 100
+    if sums:
+        yield "send", "allreduce", "2", "gradients"
+        yield "wait", "gradients"
+    yield "work", False, 50
+
+
+@pytest.mark.parametrize("sums", [True, False])
+def test_experts_wait_for_what_they_exchange_in_both_passes(tmp_path: Path, sums: bool) -> None:
+    program = partial(exchanged, sums=sums)
+    run = traced(tmp_path, program, 200)
+    assert fw.explain(run, bandwidth="200Gbps").verdict.kind == "line_rate"
+    rates_gbps = (50, 100, 400)
+    rates = [f"{rate}Gbps" for rate in rates_gbps]
+    table = fw.whatif(run, line_rate="200Gbps", transport="full", bandwidth=rates)
+    expected = [played(program(), rate) * 1e-6 for rate in rates_gbps]
+    assert table["step_s"].tolist() == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -326,7 +326,7 @@ def share_for_layers(run: Run) -> float:
 
 
 def _are_of_layers(run: Run, rows: Collectives, backwards: Spans) -> NDArray[np.bool_]:
-    """Return which rows are sums of layers that are split over ranks.
+    """Return which rows are of layers that are split over ranks, as their sums are.
 
     The reader of a processor's trace takes a sum in the backward pass for gradients, unless it is
     one of a layer. So without any gradients, all of them are.
