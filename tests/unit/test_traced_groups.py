@@ -13,6 +13,7 @@ import fullwire as fw
 from fullwire.importers import read
 from fullwire.simulation.groups import members_of
 from tests.unit.test_kineto import ALL_REDUCE, GEMM, Job, reduced
+from tests.unit.test_stages import Played
 from tests.unit.test_traced_gradients import BACKWARD, SIZE, Part, played, split_and_summed, traced
 
 WORKERS, LAYERS, VALUES, GRADIENTS = 8, 4, 1_000_000, 2_500_000
@@ -80,6 +81,49 @@ def test_experts_wait_for_what_they_exchange_in_both_passes(tmp_path: Path, sums
     table = fw.whatif(run, line_rate="200Gbps", transport="full", bandwidth=rates)
     expected = [played(program(), rate) * 1e-6 for rate in rates_gbps]
     assert table["step_s"].tolist() == pytest.approx(expected, rel=0.01)
+
+
+def split_stage(rank: int) -> Iterator[Part]:
+    """Yield a step of a stage of two (1F1B) whose two ranks sum each of its layers."""
+    place, batches = rank // 2, 4
+    ranks = (2 * place, 2 * place + 1)
+
+    def passed(is_backward: bool, batch: int) -> Iterator[Part]:
+        other = rank + 2 if place == 0 else rank - 2
+        if is_backward == (place == 0):
+            yield "send", "recv", (is_backward, batch), (other, rank), 2 * SIZE
+            yield "wait", (is_backward, batch)
+        for layer in range(2):
+            yield "work", is_backward, 600 if is_backward else 300
+            yield "send", "allreduce", (is_backward, batch, layer), ranks, SIZE // 2
+            yield "wait", (is_backward, batch, layer)
+        if is_backward != (place == 0):
+            yield "send", "send", (is_backward, batch, "on"), (rank, other), 2 * SIZE
+
+    warm = 1 - place
+    for turn in range(batches + warm):
+        if turn < batches:
+            yield from passed(False, turn)
+        if turn >= warm:
+            yield from passed(True, turn - warm)
+    yield "work", False, 100
+    yield "send", "allreduce", "norm", (0, 1, 2, 3), 4
+    yield "wait", "norm"
+
+
+@pytest.mark.parametrize("recorded_gbps", [20, 100])
+def test_a_stage_sends_what_its_ranks_have_summed(tmp_path: Path, recorded_gbps: int) -> None:
+    def at_rate(rate_gbps: int) -> Played:
+        return Played(rate_gbps, programs=[split_stage(rank) for rank in range(4)])
+
+    run, line = at_rate(recorded_gbps).traced(tmp_path), f"{recorded_gbps}Gbps"
+    rates_gbps = (10, 50, 400)
+    rates = [f"{rate}Gbps" for rate in rates_gbps]
+    for transport in ("measured", "full"):
+        table = fw.whatif(run, line_rate=line, transport=transport, bandwidth=rates)
+        for row, rate_gbps in enumerate(rates_gbps):
+            step_s = at_rate(rate_gbps).length_us * 1e-6  # of which 10 us for each message
+            assert table["step_s"][row] == pytest.approx(step_s, rel=0.045)
 
 
 @pytest.mark.parametrize(

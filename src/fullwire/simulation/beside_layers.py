@@ -387,7 +387,7 @@ def _events_of_rank(
     made_ns = dict(zip(queued.end_ns.tolist(), queued.start_ns.tolist(), strict=True))
     come_ns = [made_ns.get(at, at) for at in rows.issue_ns.tolist()]
     come = np.where(rows.op == "send", progress.at(np.array(come_ns, np.int64)), begun)
-    is_waited, turns = _sends_waited_for(rows, begun, over)
+    is_waited, turns = _waited_for_by_others(rows, begun, over)
     needed[is_waited] = over[is_waited]
     is_shard = np.isin(rows.op, ("allgather", "reducescatter"))
     last = len(rows)
@@ -412,20 +412,20 @@ def _events_of_rank(
     return ordered, progress.at(np.array(step_ns[1:])).tolist()
 
 
-def _sends_waited_for(
+def _waited_for_by_others(
     rows: Collectives, begun: Whole, over: Whole
 ) -> tuple[NDArray[np.bool_], list[int]]:
-    """Return the sends that a rank waits for before it comes to another collective, and the turns.
+    """Return those that a rank waits for before it comes to another collective, and the turns.
 
-    Nothing is computed from the beginning of such a send until another collective begins, as soon
-    as the send has ended. That one has a later turn at the same own time. A collective that was
-    queued on a line of its own tells nothing.
+    Nothing is computed from the beginning of such a one until another collective begins, as soon as
+    the first has ended. An example is the sum of a stage's last layer, whose result is sent. The
+    other has a later turn at the same own time. If it was queued on its own line, it tells nothing.
     """
     is_waited, turns, turn = np.zeros(len(rows), bool), [0] * len(rows), 0
     before, on_line = -1, dict[str, int]()
     for row in np.argsort(rows.issue_ns, kind="stable").tolist():
         at_ns, line = int(rows.issue_ns[row]), str(rows.group[row])
-        if before >= 0 and rows.op[before] == "send" and at_ns > on_line.get(line, -1) + _SOON_NS:
+        if before >= 0 and at_ns > on_line.get(line, -1) + _SOON_NS:
             is_idle = begun[before] == over[before] == begun[row]
             is_waited[before] = is_idle and 0 <= at_ns - rows.end_ns[before] <= _SOON_NS
             turn += int(is_waited[before])
