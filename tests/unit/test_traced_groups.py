@@ -83,13 +83,14 @@ def test_experts_wait_for_what_they_exchange_in_both_passes(tmp_path: Path, sums
     assert table["step_s"].tolist() == pytest.approx(expected, rel=0.01)
 
 
-def split_stage(rank: int) -> Iterator[Part]:
-    """Yield a step of a stage of two (1F1B) whose two ranks sum each of its layers."""
-    place, batches = rank // 2, 4
-    ranks = (2 * place, 2 * place + 1)
+def split_stage(rank: int, replicas: int = 1) -> Iterator[Part]:
+    """Yield a step of a stage of two (1F1B): pairs of ranks sum each layer, and so do replicas."""
+    place, batches = rank // (2 * replicas), 4
+    ranks = (rank // 2 * 2, rank // 2 * 2 + 1)
+    alike = tuple(2 * (replicas * place + each) + rank % 2 for each in range(replicas))
 
     def passed(is_backward: bool, batch: int) -> Iterator[Part]:
-        other = rank + 2 if place == 0 else rank - 2
+        other = rank + 2 * replicas if place == 0 else rank - 2 * replicas
         if is_backward == (place == 0):
             yield "send", "recv", (is_backward, batch), (other, rank), 2 * SIZE
             yield "wait", (is_backward, batch)
@@ -97,6 +98,8 @@ def split_stage(rank: int) -> Iterator[Part]:
             yield "work", is_backward, 600 if is_backward else 300
             yield "send", "allreduce", (is_backward, batch, layer), ranks, SIZE // 2
             yield "wait", (is_backward, batch, layer)
+            if is_backward and batch == batches - 1 and replicas > 1:
+                yield "send", "allreduce", ("gradients", layer), alike, 2 * SIZE
         if is_backward != (place == 0):
             yield "send", "send", (is_backward, batch, "on"), (rank, other), 2 * SIZE
 
@@ -106,8 +109,10 @@ def split_stage(rank: int) -> Iterator[Part]:
             yield from passed(False, turn)
         if turn >= warm:
             yield from passed(True, turn - warm)
+    if replicas > 1:
+        yield "wait", ("gradients", 1)
     yield "work", False, 100
-    yield "send", "allreduce", "norm", (0, 1, 2, 3), 4
+    yield "send", "allreduce", "norm", tuple(range(4 * replicas)), 4
     yield "wait", "norm"
 
 
@@ -124,6 +129,19 @@ def test_a_stage_sends_what_its_ranks_have_summed(tmp_path: Path, recorded_gbps:
         for row, rate_gbps in enumerate(rates_gbps):
             step_s = at_rate(rate_gbps).length_us * 1e-6  # of which 10 us for each message
             assert table["step_s"][row] == pytest.approx(step_s, rel=0.045)
+
+
+def test_a_written_step_of_stages_split_over_ranks_has_no_other_t1(tmp_path: Path) -> None:
+    programs = [split_stage(rank, replicas=2) for rank in range(8)]
+    run = Played(100, programs=programs).traced(tmp_path)
+    asked: dict[str, Any] = {"line_rate": "100Gbps", "transport": "full"}
+    written = fw.replay(run, bandwidth="25Gbps", **asked)
+    direct = fw.whatif(run, bandwidth=["25Gbps", "400Gbps"], **asked)
+    found = fw.explain(written)
+    assert found.step_s == pytest.approx(direct["step_s"][0])
+    assert found.baseline_step_s == pytest.approx(direct["baseline_step_s"][0])
+    again = fw.whatif(written, bandwidth=["25Gbps", "400Gbps"], transport="full")
+    assert again["step_s"].tolist() == pytest.approx(direct["step_s"].tolist(), rel=0.01)
 
 
 @pytest.mark.parametrize(

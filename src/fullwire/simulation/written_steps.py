@@ -168,6 +168,12 @@ class _Rank:
         return _ns(share * self.own_s + sum(wait_s for at, wait_s in self.waits if at <= share))
 
     @property
+    def goes_on_ns(self) -> int:
+        """Return when it goes on after its last pass, buckets aside: after the waits there."""
+        share = self.last_pass[1]
+        return _ns(share * self.own_s + sum(wait_s for at, wait_s in self.waits if at <= share))
+
+    @property
     def passed_ns(self) -> int:
         """Return when its last pass ends: before the waits there."""
         share = self.last_pass[1]
@@ -234,8 +240,9 @@ def in_stages(
     for rank in ranks:
         mine = sent.rank == rank.number
         spans.append(rank.spans(lasting, sent.rows(mine), made_ns[mine]))
-        off_ns = rank.passed_ns - until_ns  # buckets keep their distance to the end of the pass
-        ready_ns = np.maximum(written.gradients.ready_ns + off_ns, 0)
+        # Gradients keep their distance to the end of the pass, and buckets that to the waits there.
+        ready_ns = np.maximum(written.gradients.ready_ns + rank.passed_ns - until_ns, 0)
+        off_ns = rank.goes_on_ns - until_ns
         scattered = mine & (sent.op == "reducescatter")
         if step.others.sum_gradients and scattered.sum() == len(ready_ns):
             ready_ns = np.sort(sent.issue_ns[scattered])
