@@ -447,6 +447,9 @@ def _spans(
         rows.append(("host", LAST, begin_ns, backward_end_ns))
         rows += [("compute", LAYERS, *ends) for ends in passes]
 
+    goes_on = not isinstance(passes, int) and passes[-1][1] > backward_end_ns
+    if goes_on:
+        rest_ns = 0
     if rest_ns > 0:
         rows.append(("compute", "optimizer", length_ns - rest_ns, length_ns - after_ns))
     if step.input_ns > 0:
@@ -528,6 +531,12 @@ def _besides(
         if end_ns > reached_ns:
             yield lane, name, reached_ns, end_ns
             busy_ns, reached_ns = busy_ns + end_ns - reached_ns, end_ns
+    # Waits between computing after the passes are in T1 here, and beside messages as well.
+    after = [(start, end) for _, name, start, end in rows if name == LAYERS and end > computed_ns]
+    if after:
+        busy_ns -= (
+            after[-1][1] - computed_ns - sum(end - max(start, computed_ns) for start, end in after)
+        )
     left_ns = max(rows[0][3] - begin_ns - busy_ns - step.alone_ns, 0)
     slowed_ns = min(step.crowded_ns, left_ns, step.computing_ns)
     if slowed_ns > 0:

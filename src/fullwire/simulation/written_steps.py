@@ -53,7 +53,8 @@ def with_shards(
 ) -> tuple[Step, Timeline, list[tuple[int, int]]]:
     """Return a step of shards with the waits for them, its collectives, and its computing.
 
-    Collectives are as much shorter as the step is than they explain.
+    Collectives are as much shorter as the step is than they explain. The computing goes on after
+    the passes where it waits there again, as for the parameters that an optimizer has changed.
     """
     rest_s = step.others.rest_ns * 1e-9
     own_s = (step.step_ns + step.waiting_ns) * 1e-9 + rest_s
@@ -63,12 +64,16 @@ def with_shards(
     played = course.played([*each_s], own_s)
     passes_ns = step.forward_ns + step.backward_ns
     waits_ns = [(round(float(at) * 1e9), round(float(wait) * 1e9)) for at, wait in played.waits_s]
-    waits_ns = [(at_ns, wait_ns) for at_ns, wait_ns in waits_ns if wait_ns and at_ns < passes_ns]
+    waits_ns = [(at_ns, wait_ns) for at_ns, wait_ns in waits_ns if wait_ns]
+    goes_on = any(at_ns > passes_ns for at_ns, _ in waits_ns) and step.step_ns > passes_ns
+    over_ns = step.step_ns if goes_on else passes_ns
+    waits_ns = [each for each in waits_ns if goes_on or each[0] < passes_ns]
+    within_ns = sum(wait_ns for at_ns, wait_ns in waits_ns if at_ns < passes_ns)
     edges_ns, before_ns = [0], 0
     for at_ns, wait_ns in waits_ns:
         edges_ns += [at_ns + before_ns, at_ns + before_ns + wait_ns]
         before_ns += wait_ns
-    edges_ns.append(passes_ns + before_ns)
+    edges_ns.append(over_ns + before_ns)
     begin_ns = step.forward_ns + sum(wait for at, wait in waits_ns if at <= step.forward_ns)
     scatters = [place for place, op in enumerate(step.others.op) if op == "reducescatter"]
     come_ns = [round(float(played.come_s[place]) * 1e9) for place in scatters]
@@ -77,7 +82,7 @@ def with_shards(
         step,
         step_ns=step.step_ns + before_ns,
         forward_ns=begin_ns,
-        backward_ns=edges_ns[-1] - begin_ns,
+        backward_ns=passes_ns + within_ns - begin_ns,
         ready_ns=ready_ns if len(ready_ns) == len(step.ready_ns) else step.ready_ns,
     )
     ends_s = [played.end_s[place] - begin_ns * 1e-9 for place in range(len(each_s))]
