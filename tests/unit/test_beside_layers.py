@@ -311,7 +311,23 @@ def test_a_rank_without_computing_paces_no_others(tmp_path: Path) -> None:
     assert step.others.exposed_ns == typical_step(of_one_rank(run)).others.exposed_ns
 
 
-@pytest.mark.parametrize(("parts", "recorded_gbps"), [(sharded, 60), (gathered_late, 100)])
+def gathered_afterwards() -> Iterator[Part]:
+    """Yield a step that scatters gradients, and gathers what its optimizer has changed (ZeRO-2)."""
+    yield "work", False, 800
+    for _ in range(4):
+        yield "work", True, 400
+        yield "send", "_reduce_scatter_base", "1", "gradients", 2 * SIZE
+    yield "wait", "gradients"
+    yield "work", False, 50
+    for _ in range(2):
+        yield "send", "_allgather_base", "1", "parameters", 4 * SIZE
+        yield "wait", "parameters"
+
+
+@pytest.mark.parametrize(
+    ("parts", "recorded_gbps"),
+    [(sharded, 60), (gathered_late, 100), (gathered_afterwards, 100)],
+)
 def test_a_written_prediction_of_shards_predicts_as_the_trace_does(
     tmp_path: Path, parts: Any, recorded_gbps: int
 ) -> None:

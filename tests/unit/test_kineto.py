@@ -593,6 +593,7 @@ def test_sizes_that_are_not_told_are_said_and_unexplained(tmp_path: Path) -> Non
     found = fullwire.explain(run, bandwidth="10Gbps")
     assert found.verdict.kind == "unknown"
     assert found.account["unexplained"] == pytest.approx(60e-6)
+    assert "Missing: the sizes of 10 of 10 collectives." in found.verdict.sentence
 
 
 def test_waiting_for_data_is_input(tmp_path: Path) -> None:

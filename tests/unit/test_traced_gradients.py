@@ -27,6 +27,7 @@ KERNELS = {
     "_allgather_base": "ncclDevKernel_AllGather_RING_LL",
     "_reduce_scatter_base": "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL",
     "send": "ncclDevKernel_SendRecv",
+    "all_to_all": "ncclDevKernel_SendRecv",
 }
 # A kernel with its pass and length, a collective with its group, name and size, or the wait for it.
 # In a rest the host launches no kernel.
@@ -495,6 +496,9 @@ def test_the_interval_of_a_sharded_model_is_its_own_beside_another_run(tmp_path:
     run = traced(tmp_path, sharded, 25)
     found = fw.whatif(run, line_rate="25Gbps", bandwidth="100Gbps")
     [subject] = found.subjects
+    # As if the step were shorter than on a full line, which an unsure T1 may explain.
+    [residue] = subject.residues
+    subject = replace(subject, residues=(replace(residue, of_full_s=residue.time_s),))
     unsure = replace(subject, step=replace(subject.step, alone_off=(0.4, 0.1)))
     low_s = {}
     for subjects in ((subject,), (unsure,), (subject, unsure)):

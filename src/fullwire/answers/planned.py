@@ -23,7 +23,7 @@ from fullwire.run.run import OF_A_PLAN, SLOWED, Collectives, Provenance, Run, Sp
 from fullwire.simulation.group_times import as_seen
 from fullwire.simulation.plan_space import FIXABLE, MAY_BE_NONE
 from fullwire.simulation.recorded_plan import Ratio
-from fullwire.simulation.schedule import meeting
+from fullwire.simulation.written_steps import meeting
 from fullwire.units import count, nearest_name, shown
 from fullwire.workloads.architecture import Architecture
 from fullwire.workloads.layout import Layout, passes

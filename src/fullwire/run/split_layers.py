@@ -1,8 +1,9 @@
 """Collectives that tell how a model is split over ranks: by parts of layers, or by layers.
 
 The forward pass sums the layers' outputs, and the backward pass sums what corresponds to them, in
-one group and of one size. Gradients are summed in the backward pass alone. That a pass waits for a
-sum does not tell them apart: a job may wait for each gradient, and launches may come late.
+one group and of one size. Inputs and outputs of experts are exchanged in both passes, of any size.
+Gradients are summed in the backward pass alone. That a pass waits for a sum does not tell them
+apart: a job may wait for each gradient, and launches may come late.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from fullwire.run.run import Collectives, Text, Whole
 
-_SUMS = ("allreduce", "reducescatter")
+_IN_BOTH_PASSES = ("allreduce", "reducescatter", "alltoall")
 LEAST_BYTES = 1024  # a loss and a count of tokens are smaller, and are no layer's
 _AT_ONCE_NS = 20_000  # from a transfer to the one of the other direction
 _CALLED_AT_ONCE_NS = 1_000_000  # where a script calls both
@@ -31,7 +32,7 @@ def are_of_split_layers(
     *,
     as_many: bool = False,
 ) -> NDArray[np.bool_]:
-    """Return which collectives are sums of split layers, by their group, operation and size.
+    """Return which collectives are those of split layers, by their group, operation and size.
 
     `is_before` marks those before the first backward pass of their step, and `is_amidst` those in
     a backward pass. Of the steps with such sums amidst, most have several before: one step whose
@@ -39,7 +40,9 @@ def are_of_split_layers(
     the forward pass. So `as_many` asks for as many before as amidst, but for one: the first layer's
     inputs need no gradients. It asks so of the first step, too, which none was recorded before.
     """
-    kinds = list(zip(group.tolist(), op.tolist(), size.tolist(), strict=True))
+    of_any_size = (op == "alltoall") & (size >= LEAST_BYTES)
+    sizes = np.where(of_any_size, LEAST_BYTES, size).tolist()
+    kinds = list(zip(group.tolist(), op.tolist(), sizes, strict=True))
     before = Counter((kinds[row], step[row]) for row in np.flatnonzero(is_before).tolist())
     amidst = Counter((kinds[row], step[row]) for row in np.flatnonzero(is_amidst).tolist())
     with_some = {
@@ -52,7 +55,7 @@ def are_of_split_layers(
     layers = {
         kind
         for kind, steps in Counter(kind for kind, _ in amidst).items()
-        if kind[1] in _SUMS and kind[2] >= LEAST_BYTES and 2 * steps_before[kind] > steps
+        if kind[1] in _IN_BOTH_PASSES and kind[2] >= LEAST_BYTES and 2 * steps_before[kind] > steps
         if not as_many or (kind, first[kind]) in with_some
     }
     return np.array([kind in layers for kind in kinds], bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from fullwire.simulation.grid import (
 )
 from fullwire.simulation.messages import BY_BITS, messages_of
 from fullwire.simulation.sweep import sweep
-from fullwire.simulation.transport import MeasuredTransport, Transport
+from fullwire.simulation.transport import FullTransport, MeasuredTransport, Transport
 
 _LEAST_BESIDE = 0.1  # of the messages' time: less beside computing does not tell contention
 _T1_OFF = 0.12  # of T1: a standard deviation of one run's estimate (validation/contention.py)
@@ -144,13 +145,16 @@ def residues(
     # Its ranks were placed as recorded, wherever they are asked to be.
     step, plain = subject.step, replace(subject, residues=(Residue(),), ranks_per_host=None)
     point = replace(subject.recorded, transports=tuple(transports))
-    played = sweep([plain], point)
+    full = (FullTransport(),) if subject.is_on_devices else ()
+    played = sweep([plain], replace(point, transports=point.transports + full))
     [policy], [algorithm], [latency_s] = point.buckets, point.algorithms, point.latency_s
     messages = messages_of(plain, policy, algorithm, latency_s, point)
     rate_bps, unpacked = np.array([[[point.bandwidth_bps[0]]]]), np.ones((1, 1, 1))
     before_s = (step.waiting_ns + step.packing_ns) * 1e-9
     found = []
-    times_s = played["step_s"].tolist(), played["overhead_s"].tolist()
+    steps_s, overheads_s = played["step_s"].tolist(), played["overhead_s"].tolist()
+    full_s = steps_s.pop() if full else math.inf
+    times_s = steps_s, overheads_s[: len(steps_s)]
     for at, transport, step_s, overhead_s in zip(measured_ns, transports, *times_s, strict=True):
         assert at is not None  # None in measured_ns has been asked
         hidden_s = messages.exposed(slice(None), rate_bps, transport, unpacked).hidden_s
@@ -161,6 +165,7 @@ def residues(
                 at_hidden_s=float(np.max(hidden_s)),
                 passes=point.accumulate[0] * point.local_steps[0],
                 messages=max(messages.count, 1),
+                of_full_s=at * 1e-9 - full_s,
             )
         )
     return tuple(found)

@@ -87,6 +87,15 @@ class Course:
         return Played(stalled_s, come_s, end_s, tuple(waits_s))
 
 
+class PlayedStages(NamedTuple):
+    """A step of a pipeline's ranks, each with its own time and its waits for messages."""
+
+    ended_s: list[Floats]  # by rank
+    come_s: dict[tuple[int, int], Floats]  # when a rank came to a message
+    end_s: dict[int, Floats]  # of each message
+    waits_s: list[list[tuple[float, Floats]]]  # by rank: after which share of `own_ns`, how long
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Stages:
     """The courses of the ranks of a pipeline, which wait for each other.
@@ -100,6 +109,11 @@ class Stages:
     messages: tuple[tuple[int, float, tuple[int, ...]], ...]
     over: tuple[float, ...]  # by rank, the share of `own_ns` that its step takes
     own_ns: int  # of the recorded step of the slowest rank: all but the waits
+    passes: tuple[
+        tuple[float, float], ...
+    ]  # by rank, the shares at which its last one begins, ends
+    rows: Collectives  # the ranks' parts of the messages
+    of_row: tuple[int, ...]  # the message of each
     untold_slowing: float = 0.0
     are_a_ring: bool = False  # rather, of ranks alike
 
@@ -115,27 +129,36 @@ class Stages:
 
     def stalled_s(self, each_s: Sequence[Floats], own_s: float | Floats) -> Floats:
         """Return how much longer the step is than the slowest rank's own time."""
+        ended_s = self.played(each_s, own_s).ended_s
+        return np.asarray(functools.reduce(np.maximum, ended_s) - own_s)
+
+    def played(self, each_s: Sequence[Floats], own_s: float | Floats) -> PlayedStages:
+        """Play collectives that take these times, where the slowest rank computes for `own_s`."""
         stalled_s: list[Floats] = [np.zeros(())] * len(self.over)
-        come_s: dict[int, Floats] = {}
+        ready_s: dict[int, Floats] = {}
+        come_s: dict[tuple[int, int], Floats] = {}
         end_s: dict[int, Floats] = {}
         free_s: dict[int, Floats] = {}
+        waits_s: list[list[tuple[float, Floats]]] = [[] for _ in self.over]
         for rank, share, message, turn in self.events:
             now_s = share * own_s + stalled_s[rank]
             if turn == _NEEDED:
-                stalled_s[rank] = stalled_s[rank] + np.maximum(end_s[message] - now_s, 0.0)
+                waits_s[rank].append((share, np.maximum(end_s[message] - now_s, 0.0)))
+                stalled_s[rank] = stalled_s[rank] + waits_s[rank][-1][1]
                 continue
-            come_s[message] = np.maximum(come_s.get(message, now_s), now_s)
+            come_s[rank, message] = now_s
+            ready_s[message] = np.maximum(ready_s.get(message, now_s), now_s)
             if turn == _LAST:
                 place, times, lines = self.messages[message]
-                begun_s = come_s.pop(message)
+                begun_s = ready_s.pop(message)
                 for line in lines:
                     begun_s = np.maximum(begun_s, free_s.get(line, begun_s))
                 end_s[message] = begun_s + times * each_s[place]
                 free_s |= dict.fromkeys(lines, end_s[message])
-        ended_s = (
+        ended_s = [
             share * own_s + late_s for share, late_s in zip(self.over, stalled_s, strict=True)
-        )
-        return np.asarray(functools.reduce(np.maximum, ended_s) - own_s)
+        ]
+        return PlayedStages(ended_s, come_s, end_s, waits_s)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -242,13 +265,13 @@ def stages_of(
     rows: Collectives,
     buckets: Collectives,
     first: int,
-    steps_ns: Mapping[int, tuple[int, int, int]],
+    steps_ns: Mapping[int, tuple[int, int, int, int]],
 ) -> Stages | None:
     """Return the courses of the ranks that make a pipeline with the first one, or None.
 
     - `rows`: the collectives of a step of all ranks, but for the buckets of gradients. The times of
       the first rank's are given.
-    - `steps_ns`: when the step of each rank began and ended, and its backward pass was over.
+    - `steps_ns`: when the step of each rank began and ended, and its backward pass did.
     """
     matched = matched_rows(rows)
     ranks = _of_one_pipeline(rows, matched, first)
@@ -256,20 +279,22 @@ def stages_of(
         return None
     kinds = _places_of_kinds(rows, first)
     of_rank: list[list[tuple[int, int, int]]] = []  # own time, turn, message
-    own_ns = []
+    own_ns, passes_ns = [], []
     for rank in ranks:
         mine = np.flatnonzero(rows.rank == rank)
         waits = buckets.rows(buckets.rank == rank)
-        events, own = _events_of_rank(run, rows.rows(mine), waits, steps_ns[rank])
+        events, moments = _events_of_rank(run, rows.rows(mine), waits, steps_ns[rank])
         of_rank.append([(at, turn, int(matched[mine[row]])) for at, turn, row in events])
-        own_ns.append(own)
+        own_ns.append(moments[0])
+        passes_ns.append(moments[1:])
     ordered = _in_order(of_rank)
     if ordered is None:
         return None
     most_ns = max(own_ns)
     line: dict[tuple[int, str], int] = {}
     messages: list[tuple[int, float, tuple[int, ...]]] = [(0, 0.0, ())] * (int(matched.max()) + 1)
-    for row in np.flatnonzero(np.isin(rows.rank, ranks)).tolist():
+    of_all = np.flatnonzero(np.isin(rows.rank, ranks))
+    for row in of_all.tolist():
         own = line.setdefault((int(rows.rank[row]), str(rows.group[row])), len(line))
         place, times = kinds(row)
         messages[matched[row]] = (place, times, (*messages[matched[row]][2], own))
@@ -278,6 +303,9 @@ def stages_of(
         messages=tuple(messages),
         over=tuple(own / most_ns for own in own_ns),
         own_ns=most_ns,
+        passes=tuple((begin / most_ns, end / most_ns) for begin, end in passes_ns),
+        rows=rows.rows(of_all),
+        of_row=tuple(matched[of_all].tolist()),
         untold_slowing=_untold_slowing(run),
         are_a_ring=not are_between_stages(rows).any(),
     )
@@ -332,9 +360,11 @@ def _places_of_kinds(rows: Collectives, first: int) -> Callable[[int], tuple[int
 
 
 def _events_of_rank(
-    run: Run, rows: Collectives, buckets: Collectives, step_ns: tuple[int, int, int]
-) -> tuple[list[tuple[int, int, int]], int]:
+    run: Run, rows: Collectives, buckets: Collectives, step_ns: tuple[int, int, int, int]
+) -> tuple[list[tuple[int, int, int]], list[int]]:
     """Return a rank's events, each with its own time, turn and row, and its own time in the step.
+
+    The latter is that of the whole step, and those before and up to the end of its last pass.
 
     It waits for buckets too, but only their own replay tells how long.
     """
@@ -357,7 +387,7 @@ def _events_of_rank(
     made_ns = dict(zip(queued.end_ns.tolist(), queued.start_ns.tolist(), strict=True))
     come_ns = [made_ns.get(at, at) for at in rows.issue_ns.tolist()]
     come = np.where(rows.op == "send", progress.at(np.array(come_ns, np.int64)), begun)
-    is_waited, turns = _sends_waited_for(rows, begun, over)
+    is_waited, turns = _waited_for_by_others(rows, begun, over)
     needed[is_waited] = over[is_waited]
     is_shard = np.isin(rows.op, ("allgather", "reducescatter"))
     last = len(rows)
@@ -373,29 +403,29 @@ def _events_of_rank(
         events += [
             (at, last if turn != _BEFORE else turns[own[place]], turn, int(own[place]))
             for at, turn, place in _events_of_shards(
-                run, shards, progress, waited_for[own], step_ns[2]
+                run, shards, progress, waited_for[own], step_ns[3]
             )
         ]
     # A rank comes to all that it can before it waits, in the order of its device.
     events.sort(key=lambda event: event[:3])
     ordered = [(at, _NEEDED if turn == _NEEDED else _COME, row) for at, _, turn, row in events]
-    return ordered, int(progress.at(np.array([step_ns[1]]))[0])
+    return ordered, progress.at(np.array(step_ns[1:])).tolist()
 
 
-def _sends_waited_for(
+def _waited_for_by_others(
     rows: Collectives, begun: Whole, over: Whole
 ) -> tuple[NDArray[np.bool_], list[int]]:
-    """Return the sends that a rank waits for before it comes to another collective, and the turns.
+    """Return those that a rank waits for before it comes to another collective, and the turns.
 
-    Nothing is computed from the beginning of such a send until another collective begins, as soon
-    as the send has ended. That one has a later turn at the same own time. A collective that was
-    queued on a line of its own tells nothing.
+    Nothing is computed from the beginning of such a one until another collective begins, as soon as
+    the first has ended. A stage sends the sum of its last layer so. The
+    other has a later turn at the same own time. If it was queued on its own line, it tells nothing.
     """
     is_waited, turns, turn = np.zeros(len(rows), bool), [0] * len(rows), 0
     before, on_line = -1, dict[str, int]()
     for row in np.argsort(rows.issue_ns, kind="stable").tolist():
         at_ns, line = int(rows.issue_ns[row]), str(rows.group[row])
-        if before >= 0 and rows.op[before] == "send" and at_ns > on_line.get(line, -1) + _SOON_NS:
+        if before >= 0 and at_ns > on_line.get(line, -1) + _SOON_NS:
             is_idle = begun[before] == over[before] == begun[row]
             is_waited[before] = is_idle and 0 <= at_ns - rows.end_ns[before] <= _SOON_NS
             turn += int(is_waited[before])

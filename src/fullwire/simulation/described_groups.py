@@ -98,12 +98,3 @@ def degrees_of(groups: str) -> Degrees:
         most["dp"] = replicas * most.get("dp shard", 1)
     kinds_told = ("tp", "pp", "cp", "dp", "ep", "sp")
     return Degrees({kind: most[kind] for kind in kinds_told if kind in most}, together)
-
-
-def descriptions_of(names: str) -> dict[str, str]:
-    """Return the description of each group by its name, from `mesh_tp: 1 2, mesh_pp: 3`."""
-    told: dict[str, str] = {}
-    for part in names.split(", "):
-        description, _, of_it = part.rpartition(": ")
-        told.update(dict.fromkeys(of_it.split(), description))
-    return told

@@ -150,17 +150,25 @@ class Residue:
     at_hidden_s: float | Floats = math.inf  # communication behind computing, for each sum
     passes: float | Floats = 1.0  # between sums
     messages: float | Floats = 1.0  # of each sum
+    of_full_s: float | Floats = -math.inf  # on devices: the measured step less its full line's
 
     @classmethod
     def stacked(cls, several: Sequence[Residue]) -> Residue:
         """Return several as one, along a first axis before those of the points."""
         figures = np.array([each.figures for each in several])
-        return cls(*figures.T.reshape(5, -1, 1, 1, 1))
+        return cls(*figures.T.reshape(figures.shape[1], -1, 1, 1, 1))
 
     @property
     def figures(self) -> tuple[float | Floats, ...]:
         """Return its figures, in the order of its fields."""
-        return self.time_s, self.at_overhead_s, self.at_hidden_s, self.passes, self.messages
+        return (
+            self.time_s,
+            self.at_overhead_s,
+            self.at_hidden_s,
+            self.passes,
+            self.messages,
+            self.of_full_s,
+        )
 
     @property
     def of_any_transport(self) -> Residue:
@@ -168,9 +176,10 @@ class Residue:
 
         A step that is longer than its replay may owe that to its transport. One that is shorter may
         owe it to T1, where that is estimated too long, and is then as much shorter on a full line.
-        Else a full line would seem slower than the measured one.
+        Else a full line would seem slower than the measured one. On devices,
+        kernels tell T1: it is right where the step is as long as its replay on a full line.
         """
-        return replace(self, time_s=np.minimum(self.time_s, 0.0))
+        return replace(self, time_s=np.minimum(np.maximum(self.time_s, self.of_full_s), 0.0))
 
     def beside(self, overhead_s: Floats, hidden_s: Floats, passes: int, messages: int) -> Floats:
         """Return the time to add to these overheads.

@@ -16,16 +16,15 @@ from fullwire.collectives.closed_form import sent_as
 from fullwire.run.intervals import covered_ns, union, within, without
 from fullwire.run.kinds import LAYERS, usual_step_s
 from fullwire.run.placement import ranks_per_processor, sums_on_processors
+from fullwire.run.process_groups import told_ranks
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Spans, Whole
 from fullwire.run.split_layers import LEAST_BYTES, are_of_split_layers
 from fullwire.run.usual import local_steps_of
 from fullwire.simulation.beside_layers import Course, Stages, matched_rows
-from fullwire.simulation.described_groups import descriptions_of
 
 # The bytes of their sums, at most: halves of a float summed as whole ones.
 TIMES_GRADIENTS = 2.1
-_MOST_DIGITS = 18  # of a group's size
 AS_MANY = 0.05  # of a step's gradients: sums whose bytes differ by less hold all of them
 _MOST_PERIODS = 20_000  # used: later ones add little
 AFTER_NS = 2**50  # longer than any pass
@@ -165,8 +164,8 @@ def ranks_among(members: int, workers: int) -> int:
 def members_of(run: Run) -> dict[str, int]:
     """Return how many ranks each group has, by its name.
 
-    A group of all ranks in the run counts as a group of all workers: from a few ranks' traces the
-    group's other members are unknown. A description may tell how many there are (`mesh_tp 2`).
+    From a few ranks' traces the group's other members are unknown. These may tell how many ranks a
+    group has. Else a group of all ranks in the run counts as a group of all workers.
     """
     workers, table = run.facts.workers or 1, run.collectives
     if not len(table):
@@ -177,20 +176,15 @@ def members_of(run: Run) -> dict[str, int]:
     ranks, of_rank = np.unique(table.rank, return_inverse=True)
     pairs = np.unique(of_group * len(ranks) + of_rank.reshape(-1))
     counts = np.bincount(pairs // len(ranks))
-    sizes = dict(
-        part.rsplit(" ", 1) for part in (run.facts.groups or "").split(", ") if " " in part
-    )
-    told = descriptions_of(run.facts.group_names or "")
+    told = told_ranks(run.facts)
 
-    def of_all(name: str) -> int:
-        size = sizes.get(told.get(name.partition(" ")[0], ""), "")
-        has_others = size.isdecimal() and len(size) < _MOST_DIGITS and len(ranks) < workers
-        return int(size) if has_others and 2 <= int(size) <= workers else workers
+    def ranks_of(name: str, count: int) -> int:
+        size = told(name) if len(ranks) < workers else 0
+        if max(2, count) <= size <= workers:
+            return size
+        return workers if count == len(ranks) else count
 
-    return {
-        name: of_all(name) if count == len(ranks) else count
-        for name, count in zip(place, counts.tolist(), strict=True)
-    }
+    return {name: ranks_of(name, count) for name, count in zip(place, counts.tolist(), strict=True)}
 
 
 def summing_group(
@@ -353,7 +347,7 @@ def share_for_layers(run: Run) -> float:
 
 
 def _are_of_layers(run: Run, rows: Collectives, backwards: Spans) -> NDArray[np.bool_]:
-    """Return which rows are sums of layers that are split over ranks.
+    """Return which rows are of layers that are split over ranks, as their sums are.
 
     The reader of a processor's trace takes a sum in the backward pass for gradients, unless it is
     one of a layer. So without any gradients, all of them are.

@@ -157,13 +157,9 @@ class Messages:
         return total / ratio
 
     def others_bits(self, chosen: slice, passes: int) -> Floats:
-        """Return the bits of a pass's other collectives on a host's link, as far as they use it."""
-        step = self.subject.step
-        are_on_others = self.subject.is_on_devices and not step.sends_nothing
-        if not self.others or (are_on_others and step.others.course is None):
-            return np.zeros(())
+        """Return the bits on a host's link, a pass, of the collectives that are no buckets."""
         once = 1 - 1 / passes
-        bits = ((e.count - once * e.after) * e.sent_bits * e.load for e in self.others)
+        bits = ((e.count - once * e.after) * e.sent_bits * e.on_link for e in self.others)
         return np.asarray(running_sum(bits)[chosen, None, None])
 
     def exposed(
@@ -452,6 +448,7 @@ class _Other:
     sent_bits: Floats
     hops: Floats
     load: Floats  # of a host's link, over that of a rank with its own
+    on_link: Floats  # the same, and 0 for groups on one host
     halves: Floats  # of a rank's part, as a share of a gather's bytes
     latency_s: float
     count: int
@@ -584,12 +581,14 @@ def _others(
         ranks = [ranks_among(members, among) for among in workers]
         cost_of = {each: recorded_cost(op, each, size, subject.adds) for each in set(ranks)}
         costs = [cost_of[each] for each in ranks]
+        loads = subject.nic_loads(workers, *on_wire(op))
         yield _Other(
             wire_bits=np.array([8 * float(cost.wire_bytes) for cost in costs]),
             sent_bits=np.array([8 * mean_sent_bytes(op, each, size) for each in ranks]),
             hops=np.array([float(cost.hops) for cost in costs]),
             halves=np.array([half_a_part(op, each) for each in ranks]),
-            load=np.ones(len(workers)) if members else subject.nic_loads(workers, *on_wire(op)),
+            load=np.ones(len(workers)) if members else loads,
+            on_link=np.minimum(loads, 1.0) if members else loads,
             latency_s=latency_s,
             count=count,
             after=after[op, size, members],

@@ -21,9 +21,10 @@ import numpy as np
 
 from fullwire.errors import DamagedInput, FullwireError, UsageError
 from fullwire.run.gaps import has_lost_its_end
+from fullwire.run.process_groups import descriptions_of
 from fullwire.run.run import Run
 from fullwire.run.usual import marks_of_steps
-from fullwire.simulation.described_groups import degrees_of, descriptions_of
+from fullwire.simulation.described_groups import degrees_of
 from fullwire.simulation.traced_work import (
     ATTENTION,
     BATCHED,

@@ -24,7 +24,6 @@ import numpy as np
 
 from fullwire.collectives.cost import Floats
 from fullwire.run.run import Whole
-from fullwire.simulation.beside_layers import Course
 from fullwire.simulation.buckets import BucketPolicy, Buckets
 from fullwire.simulation.groups import TIMES_GRADIENTS, Others
 from fullwire.simulation.stacked import StackedStep
@@ -303,74 +302,9 @@ def priority_overhead_s(step: Step, buckets: Buckets, timeline: Timeline) -> Flo
     return np.maximum(now_s - (own_s + rest_s), 0.0)
 
 
-_MOST_TRIALS, _EXACT = 12, 1e-6  # to meet a target, and how near to it they come
-
-
-def meeting(value: Callable[[float], float], target: float, most: float) -> float:
-    """Return where a value that rises from 0 to `most` meets the target, or the nearer end.
-
-    Each trial is where the line through the nearest two meets it. A side that stays counts half
-    (Illinois), so few trials do for a value that rises nearly evenly.
-    """
-    low, high, below, above = 0.0, most, value(0.0) - target, value(most) - target
-    if below >= 0 or above <= 0:
-        return low if below >= 0 else high
-    tried, last_off = low, 0.0
-    for _ in range(_MOST_TRIALS):
-        tried = low - below * (high - low) / (above - below)
-        off = value(tried) - target
-        if abs(off) < _EXACT * target:
-            break
-        stays = 0.5 if off * last_off > 0 else 1.0
-        if off > 0:
-            high, above, below = tried, off, stays * below
-        else:
-            low, below, above = tried, off, stays * above
-        last_off = off
-    return tried
-
-
 def running_sum(terms: Iterable[Floats]) -> Floats:
     """Add up in order, so that the digits do not depend on the number of points."""
     total: Floats = np.zeros(())
     for term in terms:
         total = total + term
     return total
-
-
-def with_shards(
-    step: Step, course: Course, each_s: Floats, stalled_s: float
-) -> tuple[Step, Timeline, list[tuple[int, int]]]:
-    """Return a step of shards with the waits for them, its collectives, and its computing.
-
-    Collectives are as much shorter as the step is than they explain.
-    """
-    rest_s = step.others.rest_ns * 1e-9
-    own_s = (step.step_ns + step.waiting_ns) * 1e-9 + rest_s
-    each_s = each_s * meeting(
-        lambda times: float(course.stalled_s([*(times * each_s)], own_s)), stalled_s - rest_s, 1.0
-    )
-    played = course.played([*each_s], own_s)
-    passes_ns = step.forward_ns + step.backward_ns
-    waits_ns = [(round(float(at) * 1e9), round(float(wait) * 1e9)) for at, wait in played.waits_s]
-    waits_ns = [(at_ns, wait_ns) for at_ns, wait_ns in waits_ns if wait_ns and at_ns < passes_ns]
-    edges_ns, before_ns = [0], 0
-    for at_ns, wait_ns in waits_ns:
-        edges_ns += [at_ns + before_ns, at_ns + before_ns + wait_ns]
-        before_ns += wait_ns
-    edges_ns.append(passes_ns + before_ns)
-    begin_ns = step.forward_ns + sum(wait for at, wait in waits_ns if at <= step.forward_ns)
-    scatters = [place for place, op in enumerate(step.others.op) if op == "reducescatter"]
-    come_ns = [round(float(played.come_s[place]) * 1e9) for place in scatters]
-    ready_ns = np.sort(np.array(come_ns, np.int64)) - begin_ns
-    waiting = replace(
-        step,
-        step_ns=step.step_ns + before_ns,
-        forward_ns=begin_ns,
-        backward_ns=edges_ns[-1] - begin_ns,
-        ready_ns=ready_ns if len(ready_ns) == len(step.ready_ns) else step.ready_ns,
-    )
-    ends_s = [played.end_s[place] - begin_ns * 1e-9 for place in range(len(each_s))]
-    starts_s = [end_s - long_s for end_s, long_s in zip(ends_s, each_s, strict=True)]
-    layers = [(first, last) for first, last in zip(edges_ns[::2], edges_ns[1::2], strict=True)]
-    return waiting, Timeline(start_s=starts_s, end_s=ends_s), layers

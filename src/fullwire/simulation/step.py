@@ -59,6 +59,16 @@ class Step:
         """Say whether other collectives go in place of buckets, as shards of parameters do."""
         return self.sends_nothing or self.others.sum_gradients
 
+    def without_waits(self) -> Step:
+        """Return a step of shards whose passes have no waits for them: both are as much shorter."""
+        passes_ns = self.forward_ns + self.backward_ns
+        if passes_ns <= self.step_ns:
+            return self
+        forward_ns = self.forward_ns * self.step_ns // passes_ns
+        backward_ns = self.step_ns - forward_ns
+        ready_ns = self.ready_ns * backward_ns // max(self.backward_ns, 1)
+        return replace(self, forward_ns=forward_ns, backward_ns=backward_ns, ready_ns=ready_ns)
+
     @property
     def sums_only_gradients(self) -> bool:
         """Say whether the script sums gradients itself, and little else.

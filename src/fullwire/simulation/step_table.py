@@ -88,11 +88,11 @@ class Steps:
 def table_of_steps(run: Run) -> Steps:
     """Return the moments of a run's whole steps; refuse a run that has none, or impossible ones."""
     marks = _spans_named(run, "host", "step")
-    if run.facts.stages is not None:
+    if run.facts.stages is not None and len(np.unique(run.spans.rank)) < run.facts.stages:
         _refuse(
             run,
-            "it is the written step of one stage of a pipeline, and does not tell when other "
-            "stages wait: ask the run that it was predicted from",
+            "an earlier version wrote one stage of this step of a pipeline, which does not "
+            "tell when other stages wait: ask the run that it was predicted from",
         )
     # A backward pass is one span, or a mark over its kernels.
     is_mark = (run.spans.lane == "host") & (run.spans.name == "backward")

@@ -23,7 +23,7 @@ from fullwire.errors import UsageError
 from fullwire.run.facts import Facts
 from fullwire.run.kinds import EARLIER, EARLIER_FORWARD, LAST, LAYERS
 from fullwire.run.run import SLOWED, Collectives, Gradients, Lane, Provenance, Run, Spans, Whole
-from fullwire.simulation.beside_layers import Course
+from fullwire.simulation.beside_layers import Course, Stages
 from fullwire.simulation.grid import (
     AXES,
     BUCKET,
@@ -35,6 +35,7 @@ from fullwire.simulation.grid import (
     shaped,
     synchronising,
 )
+from fullwire.simulation.groups import members_of
 from fullwire.simulation.messages import Exposed, Messages, messages_of
 from fullwire.simulation.of_kinds import apart, as_means
 from fullwire.simulation.schedule import (
@@ -44,12 +45,12 @@ from fullwire.simulation.schedule import (
     of_computing_alone,
     priority_timeline,
     timeline_of,
-    with_shards,
 )
 from fullwire.simulation.stacked import StackedStep, stacks
 from fullwire.simulation.step import Step
 from fullwire.simulation.stragglers import Jitter, NoJitter
 from fullwire.simulation.transport import MeasuredTransport, Transport
+from fullwire.simulation.written_steps import Lasting, in_stages, with_shards
 
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -190,9 +191,6 @@ def _predicted(
         asked = (sizes, rate_bps[:, rates], transport, ratio)
         exposed = messages.exposed(*asked)
         used_s = messages.sent_bits(*asked) / rate_bps[:, rates]
-        others = subject.step.others
-        if others.sum_gradients and others.course is None and not subject.is_on_devices:
-            used_s = np.zeros(())  # these carry the gradients
         for place, (accumulate, local_steps, jitter) in synchronising(grid):
             here: Any = (together, *place, sizes, rates)
             overhead_s = messages.overhead_s(
@@ -204,12 +202,12 @@ def _predicted(
             step_s = np.add(baseline_s, overhead_s, out=measures["step_s"][here])
             with np.errstate(divide="ignore", invalid="ignore"):  # a step of 0 is refused later
                 np.divide(baseline_s, step_s, out=measures["scaling_factor"][here])
-                others_used_s = messages.others_bits(sizes, accumulate) / rate_bps[:, rates]
-                link_s = used_s / apart + others_used_s
-                if others.course is not None:
+                link_s = used_s / apart
+                if messages.others:
+                    all_s = messages.others_bits(sizes, accumulate) / rate_bps[:, rates]
+                    all_s = all_s if subject.step.sends_no_buckets else all_s + link_s
                     # Groups may have links of their own, so the line has at most a step's bits.
-                    others_s = np.minimum(others_used_s, step_s)
-                    link_s = np.where(used_s > step_s, used_s, others_s)
+                    link_s = np.where(link_s > step_s, link_s, np.minimum(all_s, step_s))
                 np.divide(link_s, step_s, out=measures["network_utilization"][here])
     return measures
 
@@ -245,13 +243,40 @@ def _blocks(workers: int, rates: int, compressors: int) -> Iterator[tuple[slice,
 def replay(run: Run, subject: Subject, point: Grid) -> Run:
     """Play the run's typical step under the conditions of a grid that has one point.
 
-    All ranks do the same, so the first stands for them all; times are rounded to nanoseconds.
+    All ranks do the same, so the first stands for them all; those of a pipeline do not. Times are
+    rounded to nanoseconds.
     """
+    written, course = _of_one_rank(run, subject, point), subject.step.others.course
+    if not isinstance(course, Stages) or course.are_a_ring or point.workers == (1,):
+        return written
+    [rate_bps], [latency_s], [compressor] = point.bandwidth_bps, point.latency_s, point.compressors
+    [transport], [jitter] = point.transports, point.jitters
+    messages = messages_of(subject, point.buckets[0], point.algorithms[0], latency_s, point)
+    asked = slice(None), np.array([[[rate_bps]]]), transport, np.array([[[compressor.ratio]]])
+    exposed = messages.exposed(*asked)
+    overhead_s, unexplained_s, late_s = _parts_of_overhead_s(messages, exposed, transport, jitter)
+    step, members = subject.step, members_of(run)
+    of_messages_s = float(np.max(exposed.by_others_s + exposed.by_buckets_s))
+    slowed_s = overhead_s - unexplained_s - late_s - of_messages_s - step.packing_ns * 1e-9
+    slowed_s = max(slowed_s, 0.0)
+    lasting = Lasting(
+        step_s=step.alone_ns * 1e-9 + overhead_s,
+        own_s=step.alone_ns * 1e-9 + slowed_s + late_s,
+        slowed_s=slowed_s,
+        rest_s=step.others.rest_ns * 1e-9,
+        each_s=messages.each_instead_s(asked[1], transport),
+    )
+    of_some = {name: size for name, size in members.items() if size != run.facts.workers}
+    return in_stages(written, step, course, lasting, of_some)
+
+
+def _of_one_rank(run: Run, subject: Subject, point: Grid) -> Run:
+    """Return the step of one rank, which stands for all."""
     [workers], [rate_bps], [latency_s] = point.workers, point.bandwidth_bps, point.latency_s
     [compressor], [transport], [jitter] = point.compressors, point.transports, point.jitters
     [policy], [algorithm] = point.buckets, point.algorithms
     if subject.step.sends_no_buckets:
-        subject = replace(subject, step=_without_waits(subject.step))
+        subject = replace(subject, step=subject.step.without_waits())
     messages = messages_of(subject, policy, algorithm, latency_s, point)
     asked = slice(None), np.array([[[rate_bps]]]), transport, np.array([[[compressor.ratio]]])
     step = subject.step
@@ -308,7 +333,7 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
             transport=str(transport),
             cluster=description,
             gradient_unit=None if subject.has_parameters else BUCKET,
-            marked_passes=round(subject.passes) if layers else None,
+            marked_passes=round(subject.passes) if layers or step.others.stages else None,
             stages=step.others.stages,
         )
         | conditions,
@@ -349,17 +374,6 @@ def _with_waits(step: Step, messages: Messages, timeline: Timeline | None) -> tu
 
 def _waits_ns(timeline: Timeline | None) -> list[int]:
     return [] if timeline is None else [_whole_ns(float(wait_s)) for wait_s in timeline.waits_s]
-
-
-def _without_waits(step: Step) -> Step:
-    """Return a step of shards whose passes have no waits for them: both are as much shorter."""
-    passes_ns = step.forward_ns + step.backward_ns
-    if passes_ns <= step.step_ns:
-        return step
-    forward_ns = step.forward_ns * step.step_ns // passes_ns
-    backward_ns = step.step_ns - forward_ns
-    ready_ns = step.ready_ns * backward_ns // max(step.backward_ns, 1)
-    return replace(step, forward_ns=forward_ns, backward_ns=backward_ns, ready_ns=ready_ns)
 
 
 def _parts_of_overhead_s(
@@ -430,6 +444,9 @@ def _spans(
         rows.append(("host", LAST, begin_ns, backward_end_ns))
         rows += [("compute", LAYERS, *ends) for ends in passes]
 
+    goes_on = not isinstance(passes, int) and passes[-1][1] > backward_end_ns
+    if goes_on:
+        rest_ns = 0
     if rest_ns > 0:
         rows.append(("compute", "optimizer", length_ns - rest_ns, length_ns - after_ns))
     if step.input_ns > 0:
@@ -511,6 +528,12 @@ def _besides(
         if end_ns > reached_ns:
             yield lane, name, reached_ns, end_ns
             busy_ns, reached_ns = busy_ns + end_ns - reached_ns, end_ns
+    # Waits between computing after the passes are in T1 here, and beside messages as well.
+    after = [(start, end) for _, name, start, end in rows if name == LAYERS and end > computed_ns]
+    if after:
+        busy_ns -= (
+            after[-1][1] - computed_ns - sum(end - max(start, computed_ns) for start, end in after)
+        )
     left_ns = max(rows[0][3] - begin_ns - busy_ns - step.alone_ns, 0)
     slowed_ns = min(step.crowded_ns, left_ns, step.computing_ns)
     if slowed_ns > 0:
@@ -520,10 +543,9 @@ def _besides(
     # A wait within the passes is before the first message, beside which it would count as transfer.
     sends_ns = min([computed_ns, *(start_ns for start_ns, _ in sent)])
     within_ns = min(late_ns - after_ns, sends_ns)
-    name = "bubble" if step.others.stages else "wait"
     for time_ns, end_ns in ((after_ns, until_ns), (within_ns, sends_ns)):
         if time_ns > 0:
-            yield "host", name, end_ns - time_ns, end_ns
+            yield "host", "wait", end_ns - time_ns, end_ns
 
 
 def _on_the_lane(timeline: Timeline | None) -> tuple[list[float], list[float]]:

@@ -488,7 +488,7 @@ def _course(
     """
     if is_pipeline(run, usual):
         step = table.numbers[place[1]]
-        moments = (table.start_ns, table.end_ns, table.computed_ns)
+        moments = (table.start_ns, table.end_ns, table.backward_ns, table.computed_ns)
         others, buckets = (each.rows(each.step == step) for each in of_all)
         steps_ns = dict(
             zip(

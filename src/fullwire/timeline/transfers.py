@@ -36,6 +36,7 @@ from fullwire.run.placement import (
     shares_one_host,
     sums_on_processors,
 )
+from fullwire.run.process_groups import descriptions_of, told_ranks
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Text, Whole
 from fullwire.run.split_layers import are_between_stages
 from fullwire.units import ratio, shown
@@ -109,18 +110,14 @@ def _join_stages(run: Run, group: Coded) -> NDArray[np.bool_]:
     stages among its ranks. These meet at a norm or at the end of a step, and the first one is the
     last to drain.
     """
-    described = {
-        name: what
-        for part in (run.facts.group_names or "").split(", ")
-        for what, _, names in [part.partition(": ")]
-        for name in names.split(" ")
-    }
+    described = descriptions_of(run.facts.group_names or "")
     texts = [str(name) for name in group.names]
     told = [(text, described.get(text.split(" ")[0], "")) for text in texts]
     found = np.array(
         [any(_PIPELINE.search(text.lower()) for text in texts) for texts in told], bool
     )
-    if run.provenance.origin == "simulated":
+    is_written = run.facts.stages is not None  # as a prediction from such a job
+    if run.provenance.origin == "simulated" and not is_written:
         return found
     are_calls = run.provenance.origin == "measured"
     if are_calls or not sums_on_processors(run):
@@ -261,7 +258,11 @@ def _members(run: Run, group: Coded, here: Whole) -> tuple[Whole, NDArray[np.boo
     # A group of all ranks that have collectives counts as the whole job's: a rank with spans only
     # has lost its collectives.
     communicating = len(np.unique(rank))
-    members = np.where(size == communicating, workers, size)[group.codes]
+    members = np.where(size == communicating, workers, size)
+    if len(recorded) < workers:  # the traces of few ranks may still tell the size of their groups
+        told = np.array([*map(told_ranks(run.facts), group.names)], np.int64)
+        members = np.where((told >= np.maximum(size, 2)) & (told <= workers), told, members)
+    members = members[group.codes]
     return members, (here == members) & (len(recorded) == workers)
 
 

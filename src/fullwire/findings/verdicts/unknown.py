@@ -19,6 +19,7 @@ from fullwire.findings.case import (
 from fullwire.findings.finding import Amount, Evidence, Finding
 from fullwire.findings.held_back import set_up_short
 from fullwire.findings.verdicts import Colour, VerdictKind, register
+from fullwire.run.run import SIZE_UNKNOWN
 from fullwire.timeline.account import Part
 from fullwire.timeline.breakdown import UNTOLD as UNTOLD_SHARE
 from fullwire.timeline.transfers import recorded_ranks, world
@@ -223,6 +224,15 @@ class LineRateMissing(Finding):
     option = "--line-rate 10Gbps"
 
 
+class SizesMissing(Finding):
+    """The run does not tell how many bytes its collectives send."""
+
+    template = "the sizes of {unsized} of {count} collectives"
+
+    unsized: int
+    count: int
+
+
 class MoreThanThisRun(Finding):
     """The rules know no data that would settle the verdict."""
 
@@ -317,5 +327,8 @@ class Unknown(VerdictKind):
                     lengths_ns[name] = lengths_ns.get(name, 0) + end_ns - begin_ns
             longest = max(lengths_ns, key=lengths_ns.__getitem__, default=None)
             yield EveryPart(unnamed=None if longest is None else shown(longest))
-        elif not is_alone(case) and account.parts_s[Part.UNEXPLAINED.key] > 0 and not case.rate_bps:
-            yield LineRateMissing()
+        elif not is_alone(case) and account.parts_s[Part.UNEXPLAINED.key] > 0:
+            if not case.rate_bps:
+                yield LineRateMissing()
+            if unsized := int((run.collectives.dtype == SIZE_UNKNOWN).sum()):
+                yield SizesMissing(unsized=unsized, count=len(run.collectives))

@@ -252,7 +252,7 @@ class Job:
         remarks = [*_about_ranks(dict(ordered)), *_about_clocks(dict(ordered), clocks)]
         slowing = {rank: each.slowing for rank, each in ordered if each.slowing is not None}
         passes = {outline.passes for _, outline in ordered}
-        groups_told, group_names = _groups(ordered)
+        groups_told, group_names = _groups(ordered, is_whole=len(self.ranks) == world)
         sources = ", ".join(map(name_of, paths[:_MOST_NAMED]))
         return Run(
             provenance=Provenance(
@@ -350,10 +350,13 @@ def read_kineto(
     )
 
 
-def _groups(ranks: Iterable[tuple[int, Outline]]) -> tuple[str | None, str | None]:
+def _groups(
+    ranks: Sequence[tuple[int, Outline]], *, is_whole: bool
+) -> tuple[str | None, str | None]:
     """Return the ranks of the largest group of each description, and the names of its groups.
 
-    A name that ranks describe differently is left out.
+    A name that ranks describe differently is left out. Where traces of some ranks are missing, the
+    groups without a description are listed by their names.
     """
     sizes: dict[str, int] = {}
     told: dict[str, set[str]] = {}
@@ -362,6 +365,12 @@ def _groups(ranks: Iterable[tuple[int, Outline]]) -> tuple[str | None, str | Non
             sizes[description] = max(size, sizes.get(description, 0))
         for name, description in outline.group_names.items():
             told.setdefault(name, set()).add(description)
+    if not is_whole:
+        own = Counter(each for _, outline in ranks for each in {*outline.group_ranks.items()})
+        names_told = Counter(name for name, _ in own)
+        for name, size in own:
+            if names_told[name] == 1 and name not in told:
+                sizes.setdefault(name, size)
     named = sorted(sizes.items())[:_MOST_GROUPS]
     groups = ", ".join(f"{name.replace(',', ' ')} {size}" for name, size in named)
     names: dict[str, list[str]] = {}

@@ -14,9 +14,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.importers.kineto.calls import (
+    at,
+    is_of_a_library,
+    marks_around,
+    parts_of_batches,
+    tells_an_operation,
+)
 from fullwire.importers.kineto.gloo import DefaultGroup, Threads, groups_of_threads, threads_of
-from fullwire.importers.kineto.recognise import Known, dtype_of, kinds_of, op_of
-from fullwire.importers.kineto.scan import ABSENT, Columns, Group, Trace, last_around
+from fullwire.importers.kineto.recognise import dtype_of, op_of
+from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, Group, Trace, last_around
 from fullwire.importers.kineto.steps import Launched, Steps, passes_of_work
 from fullwire.run.kinds import EARLIER, LAST, QUEUED
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Gradients, Spans, Text, Whole
@@ -51,20 +58,31 @@ class Found:
     issue_ns: Whole
     end_ns: Whole
 
+    @property
+    def group_ranks(self) -> dict[str, int]:
+        """Return the ranks of each group whose collectives agree on them."""
+        pairs = {*zip(self.group.tolist(), self.ranks.tolist(), strict=True)}
+        told = Counter(name for name, _ in pairs)
+        return {name: ranks for name, ranks in pairs if told[name] == 1 and 1 < ranks <= MOST_RANKS}
+
 
 def of_kernels(
     trace: Trace, steps: Steps, launched: Launched, rows: NDArray[np.intp]
-) -> tuple[Found, NDArray[np.bool_]]:
-    """Describe communication kernels; the second value marks those with a known operation."""
+) -> tuple[Found, NDArray[np.intp]]:
+    """Describe the communication kernels with a known operation; the second value tells which.
+
+    A kernel that carries several transfers has a row for each.
+    """
     work = trace.work
     rows = rows[np.argsort(work["start_ns"][rows], kind="stable")]
-    arguments = _marks_around(trace, launched, rows, _tells_an_operation(trace))
-    mark = _marks_around(trace, launched, rows, _is_of_a_library(trace))
-    note = work["note"][rows]
+    rows, note = parts_of_batches(trace, launched, rows)
+    arguments = marks_around(trace, launched, rows, tells_an_operation(trace))
+    mark = marks_around(trace, launched, rows, is_of_a_library(trace))
+    note = np.where(note < 0, work["note"][rows], note)
     for other in (arguments, mark):
-        note = np.where((note < 0) & (other >= 0), _at(trace.marks["note"], other), note)
+        note = np.where((note < 0) & (other >= 0), at(trace.marks["note"], other), note)
     ops = _texts([op_of(name) for name in trace.names])
-    mark_ops = np.where(mark >= 0, ops[_at(trace.marks["name"], mark)], "")
+    mark_ops = np.where(mark >= 0, ops[at(trace.marks["name"], mark)], "")
     # A group without a name gets the place of its stream among all streams. The streams' own
     # numbers may differ between ranks. Their order of use depends on where a trace begins.
     streams = list(zip(work["device"][rows].tolist(), work["stream"][rows].tolist(), strict=True))
@@ -78,9 +96,10 @@ def of_kernels(
         work["start_ns"][rows],
         work["duration_ns"][rows],
     )
-    order = np.argsort(rows, kind="stable")
-    ordered = Found(**{name: getattr(found, name)[order] for name in Found.__slots__})
-    return ordered, (found.op != "")[order]
+    named = np.flatnonzero(found.op != "")
+    named = named[np.argsort(rows[named], kind="stable")]
+    ordered = Found(**{name: getattr(found, name)[named] for name in Found.__slots__})
+    return ordered, rows[named]
 
 
 def of_marks(trace: Trace, steps: Steps, default: DefaultGroup) -> tuple[Found, Threads | None]:
@@ -187,81 +206,6 @@ def numbered(
     )
 
 
-def with_launches_in_turn(trace: Trace) -> Trace:
-    """Return the trace with launches for collectives' kernels, where the match is sure.
-
-    ROCm 6.1 numbers the launches of RCCL's kernels, but gives the kernels the number 0. A stream
-    runs its kernels in the order of their launches. So if the launches of collectives that lack a
-    kernel are as many as these kernels, they match in order.
-    """
-    work, launches, marks = trace.work, trace.launches, trace.marks
-    is_known = kinds_of(trace.names, None) == Known.COMMUNICATES
-    is_communication = (work["kind"] == 0) & is_known[work["name"]]
-    lost = np.flatnonzero((work["correlation"] <= 0) & is_communication)
-    lanes = set(zip(work["device"][lost].tolist(), work["stream"][lost].tolist(), strict=True))
-    if len(lanes) != 1:
-        return trace
-    mark = last_around(
-        marks["start_ns"],
-        marks["start_ns"] + marks["duration_ns"],
-        marks["thread"],
-        _is_of_a_library(trace) | _tells_an_operation(trace),
-        launches["time_ns"],
-        launches["thread"],
-    )
-    leads_nowhere = ~np.isin(launches["correlation"], work["correlation"])
-    unmatched = np.flatnonzero(leads_nowhere & (mark >= 0))
-    if len(unmatched) != len(lost):
-        return trace
-    lost = lost[np.argsort(work["start_ns"][lost], kind="stable")]
-    unmatched = unmatched[np.argsort(launches["time_ns"][unmatched], kind="stable")]
-    correlation = work["correlation"].copy()
-    correlation[lost] = launches["correlation"][unmatched]
-    told = Columns(by_name={**work.by_name, "correlation": correlation})
-    return replace(trace, work=told)
-
-
-def is_inside_a_mark(trace: Trace, launched: Launched, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Say which kernels a collective launched, by the marks of libraries or arguments."""
-    is_chosen = _is_of_a_library(trace) | _tells_an_operation(trace)
-    return np.asarray(_marks_around(trace, launched, rows, is_chosen) >= 0)
-
-
-def _tells_an_operation(trace: Trace) -> NDArray[np.bool_]:
-    """Say which marks are of record_param_comms with arguments (PyTorch 2.3 and later)."""
-    name, note = trace.marks["name"], trace.marks["note"]
-    is_named = np.array([name == "record_param_comms" for name in trace.names])[name]
-    has_op = np.array([bool(name) for name in trace.names])[_at(trace.notes["op"], note)]
-    return np.asarray(is_named & (note >= 0) & has_op)
-
-
-def _is_of_a_library(trace: Trace) -> NDArray[np.bool_]:
-    is_library = [":" in name and "#" not in name and "::" not in name for name in trace.names]
-    return np.asarray(np.array(is_library)[trace.marks["name"]])
-
-
-def _at(column: Whole, row: Whole) -> Whole:
-    """Return the column's values at these rows, and 0 for rows below 0."""
-    if not len(column):
-        return np.zeros(len(row), np.int64)
-    return np.where(row >= 0, column[np.maximum(row, 0)], 0)
-
-
-def _marks_around(
-    trace: Trace, launched: Launched, rows: NDArray[np.intp], is_chosen: NDArray[np.bool_]
-) -> Whole:
-    """Return for each kernel the last chosen mark that its launch lies in, or -1."""
-    marks = trace.marks
-    return last_around(
-        marks["start_ns"],
-        marks["start_ns"] + marks["duration_ns"],
-        marks["thread"],
-        is_chosen,
-        launched.time_ns[rows],
-        launched.thread[rows],
-    )
-
-
 def _found(
     trace: Trace,
     note: Whole,
@@ -274,7 +218,7 @@ def _found(
 ) -> Found:
     """Describe collectives; `own` are their groups, where other things than notes tell them."""
     rows = _described(trace, note)
-    ranks = np.where(note >= 0, _at(trace.notes["group_size"], note), 0)
+    ranks = np.where(note >= 0, at(trace.notes["group_size"], note), 0)
     if own:
         ranks = np.array([of.ranks for of in own], np.int64)
         rows = [
@@ -292,7 +236,7 @@ def _found(
         size.append(max(amount, 0))
         dtype.append(row.dtype if amount >= 0 or named == "barrier" else SIZE_UNKNOWN)
     elements = np.maximum(
-        _at(trace.notes["in_elements"], note), _at(trace.notes["first_input_elements"], note)
+        at(trace.notes["in_elements"], note), at(trace.notes["first_input_elements"], note)
     )
     is_unlike = np.isin(elements, sorted(trace.unlike_gradients)) & (note >= 0)
     # The inputs of a pipeline's later stages have gradients, too, of the sizes of its layers' sums.
@@ -305,7 +249,7 @@ def _found(
         if len(mine) == len(times_ns) and (times_ns <= start_ns[mine]).all():
             called_ns[mine] = times_ns
     sequence = trace.notes["sequence"]
-    told = np.where(note >= 0, _at(sequence, note), ABSENT)
+    told = np.where(note >= 0, at(sequence, note), ABSENT)
     return Found(
         op=_texts(op),
         group=_texts(group),
@@ -366,7 +310,7 @@ def _described(trace: Trace, note: Whole) -> list[_Described]:
     """Describe the notes' collectives; steps repeat notes, so each note is decoded once."""
     known: dict[tuple[int, ...], _Described] = {}
     found = []
-    columns = [_at(trace.notes[name], note).tolist() for name in _TOLD]
+    columns = [at(trace.notes[name], note).tolist() for name in _TOLD]
     for row, told in zip(note.tolist(), zip(*columns, strict=True), strict=True):
         if row < 0:
             found.append(_Described())
@@ -470,7 +414,7 @@ def sent_backward(
         is_norm = is_small & (worked_ns > launches[1][place])
         if (is_sum & ~is_norm).any():
             is_sum &= ~is_norm
-        elif np.isin(found.op, ("send", "recv")).any():
+        elif np.isin(found.op, ("send", "recv", "sendrecv")).any():
             is_sum &= ~(is_small & (issued_ns > launches[1][place]))
     is_bucket = is_sum & (found.op == "allreduce")
     is_sharded = are_scattered(found, is_bucket, is_sum & ~is_bucket)

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.importers.kineto import collectives as found_collectives
+from fullwire.importers.kineto.calls import is_inside_a_mark, with_launches_in_turn
 from fullwire.importers.kineto.collectives import Backward, Found, SentBackward, sent_backward
 from fullwire.importers.kineto.contention import Slowing, slowing_of
 from fullwire.importers.kineto.gloo import DefaultGroup, Threads
@@ -78,6 +79,7 @@ class Outline:
     remarks: tuple[str, ...]
     groups: Mapping[str, int]
     group_names: Mapping[str, str]
+    group_ranks: Mapping[str, int]  # of the groups whose collectives tell it, by their names
     slowing: Slowing | None
     threads: Threads | None = None  # of Gloo's marks
 
@@ -110,7 +112,7 @@ def read_rank(
 
     `agreed` is what all ranks of the job take, as far as it is known.
     """
-    trace = found_collectives.with_launches_in_turn(trace)
+    trace = with_launches_in_turn(trace)
     steps = found_steps(trace, agreed.marks)
     by_launch = launched(trace, steps)
     kinds = _kinds(trace, by_launch, pattern)
@@ -210,6 +212,7 @@ def _outline(
         remarks=remarks,
         groups=trace.groups,
         group_names=trace.group_names,
+        group_ranks=found.group_ranks,
         slowing=slowing_of(
             trace,
             (work["kind"] == 0) & (kinds != Known.COMMUNICATES),
@@ -241,9 +244,7 @@ def _kinds(trace: Trace, by_launch: Launched, pattern: re.Pattern[str] | None) -
     is_kernel = trace.work["kind"] == 0
     kinds[is_kernel & (trace.work["note"] >= 0)] = Known.COMMUNICATES
     unknown = np.flatnonzero(is_kernel & (kinds == Known.NOTHING))
-    kinds[unknown[found_collectives.is_inside_a_mark(trace, by_launch, unknown)]] = (
-        Known.COMMUNICATES
-    )
+    kinds[unknown[is_inside_a_mark(trace, by_launch, unknown)]] = Known.COMMUNICATES
     # Kernels on streams that only communicate, as far as names tell, communicate too.
     _, lane = trace.lanes()
     computes = np.bincount(lane, kinds == Known.COMPUTES)
@@ -260,11 +261,11 @@ def _device_tables(
     work = trace.work
     is_kernel = work["kind"] == 0
     sending = np.flatnonzero(kinds == Known.COMMUNICATES)
-    found, is_named = found_collectives.of_kernels(trace, steps, by_launch, sending)
+    found, of_work = found_collectives.of_kernels(trace, steps, by_launch, sending)
     lane = np.where(is_kernel, "compute", "host").astype(object)
     lane[sending] = "communication"
     in_spans = np.ones(len(kinds), bool)
-    in_spans[sending[is_named]] = False
+    in_spans[of_work] = False
     rows = np.flatnonzero(in_spans)
     names = np.empty(len(trace.names), object)  # shortened, and apart from the Run's own names
     names[:] = [span_name(name) for name in trace.names]
@@ -279,13 +280,12 @@ def _device_tables(
     computes = is_kernel & (kinds != Known.COMMUNICATES)
     marks = _marked(steps, *on_device(trace, steps, by_launch.step, computes))
     window = (int(work["start_ns"].min()), int(end_ns.max()))
-    named = Found(**{name: getattr(found, name)[is_named] for name in Found.__slots__})
     sent = found_collectives.sent_on_device(
-        trace, steps, by_launch, computes, named, by_launch.time_ns[sending[is_named]]
+        trace, steps, by_launch, computes, found, by_launch.time_ns[of_work]
     )
     spans = Spans.joined([spans, marks, sent.passes, _loading(trace, steps, window)])
     operations = _operations(trace, steps)
-    return Tables(spans=spans, sent=sent, found=named, operations=operations)
+    return Tables(spans=spans, sent=sent, found=found, operations=operations)
 
 
 def _operations(trace: Trace, steps: Steps) -> Operations:

@@ -1,0 +1,37 @@
+"""The process groups of a job, as its facts tell them: their descriptions and their ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fullwire.run.facts import Facts
+
+_MOST_DIGITS = 18  # of a group's size
+
+
+def descriptions_of(names: str) -> dict[str, str]:
+    """Return the description of each group by its name, from `mesh_tp: 1 2, mesh_pp: 3`."""
+    told: dict[str, str] = {}
+    for part in names.split(", "):
+        description, _, of_it = part.rpartition(": ")
+        told.update(dict.fromkeys(of_it.split(), description))
+    return told
+
+
+def told_ranks(facts: Facts) -> Callable[[str], int]:
+    """Return a function that tells how many ranks a group of this name has, or 0.
+
+    The group's description tells it (`mesh_tp 2`), or the name of a group without one (`7 4`). Of
+    groups that share a name, the members follow it.
+    """
+    sizes = dict(part.rsplit(" ", 1) for part in (facts.groups or "").split(", ") if " " in part)
+    described = descriptions_of(facts.group_names or "")
+
+    def ranks_of(name: str) -> int:
+        first = name.partition(" ")[0]
+        told = (sizes.get(of_it, "") for of_it in (described.get(first, ""), name, first))
+        size = next(filter(None, told), "")
+        is_size = size.isdecimal() and len(size) <= _MOST_DIGITS
+        return int(size) if is_size else 0
+
+    return ranks_of

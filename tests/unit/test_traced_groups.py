@@ -1,0 +1,173 @@
+"""Groups of a trace: how many ranks each has, and how much of a link their sums use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fullwire as fw
+from fullwire.importers import read
+from fullwire.simulation.groups import members_of
+from tests.unit.test_kineto import ALL_REDUCE, GEMM, Job, reduced
+from tests.unit.test_stages import Played
+from tests.unit.test_traced_gradients import BACKWARD, SIZE, Part, played, split_and_summed, traced
+
+WORKERS, LAYERS, VALUES, GRADIENTS = 8, 4, 1_000_000, 2_500_000
+# The bits of a step on a link: two ranks sum each layer twice, and four sum the gradients.
+BITS = 32 * (2 * LAYERS * VALUES + 1.5 * GRADIENTS)
+NAMED = {"Process Group Name", "Process Group Ranks"}
+
+
+def traced_alone(where: Path, without: set[str]) -> fw.Run:
+    """Trace rank 0 of a model that is split over two ranks, at 100 Gbps, without some arguments."""
+    job = Job(0, WORKERS)
+
+    def summed(begin: float, launch: float, values: int, members: list[int]) -> float:
+        told: dict[str, Any] = reduced(values, str(len(members)), str(members))
+        told |= {"Group size": len(members)}
+        long_us = 2 * (len(members) - 1) / len(members) * 32e-5 * values
+        job.kernel(
+            ALL_REDUCE,
+            begin,
+            begin + long_us,
+            launch=launch,
+            stream=8 + len(members),
+            **{name: value for name, value in told.items() if name not in without},
+        )
+        return begin + long_us
+
+    for number in range(6):
+        begin = now = 10_000.0 * number
+        launch = begin
+        for is_backward in (False, True):
+            for _ in range(LAYERS):
+                job.kernel(GEMM, now, now + 500, launch=launch)
+                if is_backward:
+                    job.event("cpu_op", BACKWARD, launch - 0.1, launch + 0.8, tid=1)
+                now = summed(now + 500, launch + 2, VALUES, [0, 1])
+                launch += 4
+        now = summed(now, launch - 3, GRADIENTS, [0, 2, 4, 6])
+        job.step(number, begin, now)
+    job.write(where / "rank0.json")
+    return read(where)
+
+
+def exchanged(*, sums: bool) -> Iterator[Part]:
+    """Yield a step whose layers exchange their experts' inputs and outputs, of unlike sizes."""
+    for is_backward, long_us in ((False, 200), (True, 400)):
+        for layer in range(LAYERS):
+            for turn in (1, 2):
+                yield "work", is_backward, long_us
+                yield "send", "all_to_all", "1", "values", 8 * turn * SIZE // (4 + layer)
+                yield "wait", "values"
+    yield "work", True, 100
+    if sums:
+        yield "send", "allreduce", "2", "gradients"
+        yield "wait", "gradients"
+    yield "work", False, 50
+
+
+@pytest.mark.parametrize("sums", [True, False])
+def test_experts_wait_for_what_they_exchange_in_both_passes(tmp_path: Path, sums: bool) -> None:
+    program = partial(exchanged, sums=sums)
+    run = traced(tmp_path, program, 200)
+    assert fw.explain(run, bandwidth="200Gbps").verdict.kind == "line_rate"
+    rates_gbps = (50, 100, 400)
+    rates = [f"{rate}Gbps" for rate in rates_gbps]
+    table = fw.whatif(run, line_rate="200Gbps", transport="full", bandwidth=rates)
+    expected = [played(program(), rate) * 1e-6 for rate in rates_gbps]
+    assert table["step_s"].tolist() == pytest.approx(expected, rel=0.01)
+
+
+def split_stage(rank: int, replicas: int = 1) -> Iterator[Part]:
+    """Yield a step of a stage of two (1F1B): pairs of ranks sum each layer, and so do replicas."""
+    place, batches = rank // (2 * replicas), 4
+    ranks = (rank // 2 * 2, rank // 2 * 2 + 1)
+    alike = tuple(2 * (replicas * place + each) + rank % 2 for each in range(replicas))
+
+    def passed(is_backward: bool, batch: int) -> Iterator[Part]:
+        other = rank + 2 * replicas if place == 0 else rank - 2 * replicas
+        if is_backward == (place == 0):
+            yield "send", "recv", (is_backward, batch), (other, rank), 2 * SIZE
+            yield "wait", (is_backward, batch)
+        for layer in range(2):
+            yield "work", is_backward, 600 if is_backward else 300
+            yield "send", "allreduce", (is_backward, batch, layer), ranks, SIZE // 2
+            yield "wait", (is_backward, batch, layer)
+            if is_backward and batch == batches - 1 and replicas > 1:
+                yield "send", "allreduce", ("gradients", layer), alike, 2 * SIZE
+        if is_backward != (place == 0):
+            yield "send", "send", (is_backward, batch, "on"), (rank, other), 2 * SIZE
+
+    warm = 1 - place
+    for turn in range(batches + warm):
+        if turn < batches:
+            yield from passed(False, turn)
+        if turn >= warm:
+            yield from passed(True, turn - warm)
+    if replicas > 1:
+        yield "wait", ("gradients", 1)
+    yield "work", False, 100
+    yield "send", "allreduce", "norm", tuple(range(4 * replicas)), 4
+    yield "wait", "norm"
+
+
+@pytest.mark.parametrize("recorded_gbps", [20, 100])
+def test_a_stage_sends_what_its_ranks_have_summed(tmp_path: Path, recorded_gbps: int) -> None:
+    def at_rate(rate_gbps: int) -> Played:
+        return Played(rate_gbps, programs=[split_stage(rank) for rank in range(4)])
+
+    run, line = at_rate(recorded_gbps).traced(tmp_path), f"{recorded_gbps}Gbps"
+    rates_gbps = (10, 50, 400)
+    rates = [f"{rate}Gbps" for rate in rates_gbps]
+    for transport in ("measured", "full"):
+        table = fw.whatif(run, line_rate=line, transport=transport, bandwidth=rates)
+        for row, rate_gbps in enumerate(rates_gbps):
+            step_s = at_rate(rate_gbps).length_us * 1e-6  # of which 10 us for each message
+            assert table["step_s"][row] == pytest.approx(step_s, rel=0.045)
+
+
+def test_a_written_step_of_stages_split_over_ranks_has_no_other_t1(tmp_path: Path) -> None:
+    programs = [split_stage(rank, replicas=2) for rank in range(8)]
+    run = Played(100, programs=programs).traced(tmp_path)
+    asked: dict[str, Any] = {"line_rate": "100Gbps", "transport": "full"}
+    written = fw.replay(run, bandwidth="25Gbps", **asked)
+    direct = fw.whatif(run, bandwidth=["25Gbps", "400Gbps"], **asked)
+    found = fw.explain(written)
+    assert found.step_s == pytest.approx(direct["step_s"][0])
+    assert found.baseline_step_s == pytest.approx(direct["baseline_step_s"][0])
+    again = fw.whatif(written, bandwidth=["25Gbps", "400Gbps"], transport="full")
+    assert again["step_s"].tolist() == pytest.approx(direct["step_s"].tolist(), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "without", [set(), {"Process Group Name"}, NAMED], ids=["named", "without a name", "neither"]
+)
+def test_the_sums_of_one_ranks_trace_tell_the_ranks_of_their_groups(
+    tmp_path: Path, without: set[str]
+) -> None:
+    run = traced_alone(tmp_path, without)
+    assert sorted(members_of(run).values()) == [2, 4]
+    found = fw.explain(run, bandwidth="100Gbps")
+    assert not any("line rate" in str(warning) for warning in found.warnings)
+    rates_gbps = (50, 100, 400)
+    rates = [f"{rate}Gbps" for rate in rates_gbps]
+    table = fw.whatif(run, line_rate="100Gbps", transport="full", bandwidth=rates)
+    for row, rate_gbps in enumerate(rates_gbps):
+        sent_s = BITS / (rate_gbps * 1e9)
+        step_s = 2 * LAYERS * 500e-6 + sent_s
+        assert table["step_s"][row] == pytest.approx(step_s, rel=0.01)
+        assert table["network_utilization"][row] == pytest.approx(sent_s / step_s, rel=0.01)
+
+
+def test_sums_of_layers_use_the_link_beside_those_of_gradients(tmp_path: Path) -> None:
+    run = traced(tmp_path, split_and_summed, 400)
+    table = fw.whatif(run, line_rate="400Gbps", transport="full", bandwidth=["200Gbps", "400Gbps"])
+    # Eight sums of layers and four of gradients, of 32 Mbit each.
+    sent_s = 12 * 32e6 / table["bandwidth_bps"]
+    expected = (sent_s / table["step_s"]).tolist()
+    assert table["network_utilization"].tolist() == pytest.approx(expected, rel=0.01)
