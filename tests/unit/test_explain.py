@@ -313,6 +313,28 @@ def test_a_baseline_gives_t1_and_tells_inflated_computation() -> None:
     longer = fw.explain(a_job(slower, slower), baseline=a_job(Rank(90, [computing(90)])))
     assert any("can hardly be the same work" in each for each in longer.warnings)
     assert longer.compute_inflation_s == 0  # no rank computes longer than the one worker
+    with pytest.raises(UsageError, match=r"at most 2 times the job's 60 ms.*OMP_NUM_THREADS"):
+        fw.explain(a_job(slower, slower), baseline=a_job(Rank(130, [computing(130)])))
+
+
+def test_a_baseline_of_other_threads_is_told() -> None:
+    """torchrun gives each of several ranks one thread, and a single rank all of them."""
+
+    def threads(run: Run, count: int) -> Run:
+        return dataclasses.replace(run, facts=run.facts | Facts(threads=count))
+
+    slower = Rank(60, [BACKWARD], [(PER_MS, 50, 60)])
+    job = dataclasses.replace(
+        a_job(slower, slower), facts=a_job(slower, slower).facts | Facts(backend="gloo")
+    )
+    one = a_job(Rank(30, [computing(30)]))
+    told = [
+        [each for each in fw.explain(threads(job, 1), baseline=other).warnings if "thread" in each]
+        for other in (threads(one, 2), threads(one, 1), one)
+    ]
+    assert len(told[0]) == 1
+    assert "computed with 2 threads, and each rank of this job with 1" in told[0][0]
+    assert told[1:] == [[], []]
 
 
 def test_every_answer_is_of_the_usual_step_and_a_long_one_is_told_beside_it() -> None:

@@ -307,7 +307,7 @@ def explain(
     asked = opened(run)
     job, rate_bps = asked.run, line_rates(asked.run, bandwidth)
     found = account(job, rate_bps, asked.parts()) if _is_to_account(job) else nothing()
-    found, t1, inflation_s, left_s = _beside(job, found, baseline)
+    found, t1, inflation_s, left_s, one = _beside(job, found, baseline)
     baseline_s = t1.time_s
     judged_by, told = judged_account(found, THRESHOLD), evidence(job, found, rate_bps)
     given_s = None if baseline is None else baseline_s
@@ -349,7 +349,7 @@ def explain(
         full=full,
         notes=(
             *notes(case, is_estimated=baseline is None, rate_bps=rate_bps),
-            *about_baseline(found, given_s, left_s),
+            *about_baseline(job, found, one, given_s, left_s),
             *about_other_steps(found, judged_by, predictor),
             *about_host(job, given_bps, is_told=bool(given_s) or found.crowding.is_told),
             *about_rate(job, predictor),
@@ -465,6 +465,7 @@ class _Beside(NamedTuple):
     t1: Alone
     longer_s: float | None  # Computation beyond that of T1; None where T1 is estimated.
     left_s: float | None  # Of it, what is no contention.
+    one: Run | None = None  # The baseline.
 
 
 def _beside(run: Run, usual: Account, baseline: RunLike | None) -> _Beside:
@@ -485,6 +486,13 @@ def _beside(run: Run, usual: Account, baseline: RunLike | None) -> _Beside:
     by_one = account(one.run, {}, one.parts())
     if by_one.is_whole_trace or not by_one.step_s:
         raise UsageError("baseline: expected marked steps, got a run without any")
+    if by_one.step_s > world(run) * usual.step_s > 0:
+        raise UsageError(
+            f"baseline: expected a step of at most {world(run)} times the job's "
+            f"{show_time(usual.step_s)}, for one worker does no more than all of them, got "
+            f"{show_time(by_one.step_s)}. Record both with as many threads (OMP_NUM_THREADS), on "
+            "processors that other programs use as little"
+        )
     lengths_s = by_one.parts_ns.sum(axis=2).mean(axis=0) * 1e-9
     lengths_s = by_one.kinds.as_mean(by_one.steps, lengths_s)[by_one.is_kept]
     by_chance = 2 * float(np.std(lengths_s)) / by_one.step_s / len(lengths_s) ** 0.5
@@ -509,7 +517,7 @@ def _beside(run: Run, usual: Account, baseline: RunLike | None) -> _Beside:
     )
     parts = [each.time_s / (estimated.time_s or 1.0) for each in estimated.of_kinds]
     of_kinds = tuple(Alone(part * t1.time_s, part * t1.low_s, part * t1.high_s) for part in parts)
-    return _Beside(found_with, t1._replace(of_kinds=of_kinds), longer_s, left_s)
+    return _Beside(found_with, t1._replace(of_kinds=of_kinds), longer_s, left_s, one.run)
 
 
 def break_even(

@@ -13,7 +13,7 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.goodput import about_goodput
 from fullwire.findings.kinds_of_steps import about_passes, told_kinds, too_few_of_a_kind
 from fullwire.findings.sureness import about_kernels, about_others
-from fullwire.run.placement import shares_one_host
+from fullwire.run.placement import shares_one_host, sums_on_processors
 from fullwire.run.run import Run
 from fullwire.run.usual import (
     LONGER,
@@ -196,6 +196,20 @@ class BaselineIsLonger(Finding):
     )
 
     baseline_s: float
+
+
+class BaselineHasOtherThreads(Finding):
+    """The baseline's worker computed with another number of threads than the job's ranks."""
+
+    template = (
+        "The baseline's worker computed with {of_one} {of_one:thread|threads}, and each rank of "
+        "this job with {of_rank}. So T1 and the scaling factor compare other work of processors: "
+        "record the baseline with OMP_NUM_THREADS={of_rank}. torchrun sets 1 where it starts "
+        "several ranks on a host, and nothing where it starts one."
+    )
+
+    of_one: int
+    of_rank: int
 
 
 class RanksBeyondTheAccount(Finding):
@@ -455,9 +469,12 @@ def about_host(run: Run, given_bps: float | None, *, is_told: bool) -> Iterator[
 
 
 def about_baseline(
-    account: Account, given_s: float | None, left_s: float | None
+    run: Run, account: Account, one: Run | None, given_s: float | None, left_s: float | None
 ) -> Iterator[Finding]:
-    """Yield a note if a given baseline takes longer than the job, or computes less by `left_s`."""
+    """Yield notes on a given baseline: a longer step, other threads, less computing by `left_s`."""
+    of_rank, of_one = run.facts.threads, None if one is None else one.facts.threads
+    if of_rank and of_one and of_rank != of_one and sums_on_processors(run):
+        yield BaselineHasOtherThreads(of_one=of_one, of_rank=of_rank)
     if given_s is not None and given_s > account.step_s:
         yield BaselineIsLonger(baseline_s=given_s)
     if left_s is not None and left_s > NOTABLE * account.step_s:
