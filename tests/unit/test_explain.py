@@ -494,6 +494,18 @@ def test_one_worker_has_nothing_to_scale() -> None:
     assert waits.verdict.kind == "input"
 
 
+def test_the_step_of_a_job_of_one_worker_is_its_t1() -> None:
+    """It is measured, with what DDP sends a worker to itself; the step of a model is estimated."""
+    job = a_job(Rank(100, [computing(90)], [(PER_MS, 90, 99)]))
+    assert job.facts.workers == 1
+    found = fw.explain(job)
+    assert found.account["transport"] > 0.005  # to itself
+    assert found.scaling_factor == 1
+    assert found.baseline_step_s == found.step_s == fw.explain(job, baseline=job).baseline_step_s
+    assert not found.is_estimated
+    assert fw.explain("vgg16@v100").is_estimated
+
+
 @pytest.mark.parametrize("facts", [{}, GIGABIT])
 @pytest.mark.parametrize("sent", [(8, 50, 51), (PER_MS, 50, 90)])
 def test_what_one_worker_sends_itself_is_no_network(

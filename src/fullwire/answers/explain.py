@@ -154,7 +154,7 @@ class Explanation(Result):
     step_s: float  # The time of a step (`run/usual.py`), which is the sum of the parts.
     baseline_step_s: float
     baseline_between_s: tuple[float, float]  # Encloses T1 in 95 of 100 cases.
-    is_estimated: bool  # The baseline comes from this run, not from one worker's.
+    is_estimated: bool  # The baseline comes from a run of several workers, or from a model.
     scaling_factor: float | None  # None if the run lacks times or computation.
     is_of_all_steps: bool  # The verdict and the fixes: few steps hold the largest loss.
     account: Mapping[str, float]  # Seconds per step, adding up to step_s.
@@ -335,7 +335,7 @@ def explain(
         step_s=found.step_s,
         baseline_step_s=baseline_s,
         baseline_between_s=(t1.low_s, t1.high_s),
-        is_estimated=baseline is None,
+        is_estimated=one is None,
         scaling_factor=baseline_s / found.step_s if is_told and baseline_s else None,
         is_of_all_steps=judged_by is not found,
         account=found.parts_s,
@@ -348,7 +348,7 @@ def explain(
         fixes_from_s=None if helpful is None else helpful.from_s,
         full=full,
         notes=(
-            *notes(case, is_estimated=baseline is None, rate_bps=rate_bps),
+            *notes(case, is_estimated=one is None, rate_bps=rate_bps),
             *about_baseline(job, found, one, given_s, left_s),
             *about_other_steps(found, judged_by, predictor),
             *about_host(job, given_bps, is_told=bool(given_s) or found.crowding.is_told),
@@ -465,14 +465,15 @@ class _Beside(NamedTuple):
     t1: Alone
     longer_s: float | None  # Computation beyond that of T1; None where T1 is estimated.
     left_s: float | None  # Of it, what is no contention.
-    one: Run | None = None  # The baseline.
+    one: Run | None  # The run whose step is T1, if there is one: the baseline, or the job itself.
 
 
 def _beside(run: Run, usual: Account, baseline: RunLike | None) -> _Beside:
     """Return T1, and the account with what it tells of contention."""
     estimated = alone(run, usual)
     if baseline is None:
-        return _Beside(usual, estimated, None, None)
+        is_one = run.facts.workers == 1 and run.provenance.basis != "modelled"
+        return _Beside(usual, estimated, None, None, run if is_one else None)
     one = opened(baseline)
     refuse_other_work(one.run, run)
     if world(one.run) != 1:
