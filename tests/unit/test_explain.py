@@ -317,6 +317,21 @@ def test_a_baseline_gives_t1_and_tells_inflated_computation() -> None:
         fw.explain(a_job(slower, slower), baseline=a_job(Rank(130, [computing(130)])))
 
 
+def test_each_part_that_differs_from_the_table_of_ranks_has_a_note() -> None:
+    """One rank waits 30 ms for data and 10 ms for the host, and the other the opposite."""
+    job = a_job(
+        *(Rank(100, [computing(60), ("input", "wait", 60.0, until)]) for until in (70.0, 90.0))
+    )
+    found = fw.explain(job)
+    assert found.account["input"] == pytest.approx(0.010)
+    told = [each for each in found.warnings if "lower median" in each]
+    assert [each.partition(" is that")[0] for each in told] == [
+        "The account's wait for input, 10 ms,",
+        "The account's host part, 10 ms,",
+    ]
+    assert "10 ms to 30 ms. 10 ms of it counts as straggler" in told[0]
+
+
 def test_a_baseline_of_other_threads_is_told() -> None:
     """torchrun gives each of several ranks one thread, and a single rank all of them."""
 

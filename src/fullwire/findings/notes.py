@@ -213,19 +213,23 @@ class BaselineHasOtherThreads(Finding):
 
 
 class RanksBeyondTheAccount(Finding):
-    """The account's computing is less than the ranks' own, because their excess is set apart."""
+    """A part of the account is less than the ranks' own, because their excess is set apart."""
 
     template = (
-        "The account's computing, {account_s:time}, is that of the lower median of the ranks in "
+        "The account's {part}, {account_s:time}, is that of the lower median of the ranks in "
         "each step. The ranks' own is {low_s:time} to {high_s:time}. {beyond_s:time} of it counts "
         "as straggler."
     )
 
+    part: str
     account_s: float
     low_s: float
     high_s: float
     beyond_s: float
 
+
+# A late rank's excess in these is `straggler`.
+_WITH_EXCESS = {Part.COMPUTE: "computing", Part.INPUT: "wait for input", Part.HOST: "host part"}
 
 # ---- ranks and transfers -------------------------------------------------------------------------
 
@@ -385,15 +389,7 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
             probe_s=float((probes.end_ns - probes.start_ns).mean()) * 1e-9,
         )
     yield from outside_of_steps(run.spans, account.step_s)
-    own_s = [parts[Part.COMPUTE.key] for parts in account.rank_parts_s()]
-    beyond_s = float(np.mean(own_s)) - account.parts_s[Part.COMPUTE.key]
-    if beyond_s > NOTABLE * account.step_s:
-        yield RanksBeyondTheAccount(
-            account_s=account.parts_s[Part.COMPUTE.key],
-            low_s=min(own_s),
-            high_s=max(own_s),
-            beyond_s=beyond_s,
-        )
+    yield from _ranks_beyond(account)
     without = tuple(sorted(set(recorded_ranks(run).tolist()) - set(account.ranks)))
     if without:
         yield RanksLeftOut(count=len(without), ranks=without)
@@ -409,6 +405,22 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         if missing and run.provenance.origin == "measured":
             yield NoSamples(tables=missing)
         yield from about_others(run)
+
+
+def _ranks_beyond(account: Account) -> Iterator[Finding]:
+    """Yield the parts of the account that notably differ from the table of ranks."""
+    of_ranks = account.rank_parts_s()
+    for part, name in _WITH_EXCESS.items():
+        own_s, account_s = [parts[part.key] for parts in of_ranks], account.parts_s[part.key]
+        beyond_s = float(np.mean(own_s)) - account_s
+        if beyond_s > NOTABLE * account.step_s:
+            yield RanksBeyondTheAccount(
+                part=name,
+                account_s=account_s,
+                low_s=min(own_s),
+                high_s=max(own_s),
+                beyond_s=beyond_s,
+            )
 
 
 def _longer_steps(account: Account) -> Iterator[Finding]:
