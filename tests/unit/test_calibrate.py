@@ -19,6 +19,7 @@ from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.findings.predictions import MoreHostsAlike
 from fullwire.fixes.straggler import Straggler
+from fullwire.report.terminal import print_whatif
 from fullwire.run.facts import Facts, FactValue
 from fullwire.run.placement import Placement, placement_of
 from fullwire.run.processors import KERNEL_FACTOR
@@ -929,6 +930,16 @@ def test_gradients_that_are_summed_by_hand_are_sent_once() -> None:
     assert table["step_s"][0] == pytest.approx(measured_s(truth), rel=0.03)
     halves = fw.whatif(shown, bandwidth="500Mbps", transport="measured", compression=2)
     assert halves["overhead_s"][0] < 0.6 * table["overhead_s"][0]
+
+
+def test_the_answer_names_buckets_of_a_script_that_sums_itself_only_where_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is predicted as recorded, and the heading said "buckets ddp"."""
+    job = a_trained_job(a_transport(), rate_bps=4 * GBPS, by_hand=True, facts=used(0.04))
+    for buckets in (None, "ddp"):
+        print_whatif(fw.whatif(job, bandwidth="500Mbps", transport="measured", buckets=buckets))
+        assert ("buckets ddp" in capsys.readouterr().out) is (buckets is not None)
 
 
 def with_halves(job: Run) -> Run:
