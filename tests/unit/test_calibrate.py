@@ -1207,6 +1207,27 @@ def test_a_transport_that_the_line_hides_is_given_no_rate_of_its_own(
     assert ("the processors limit this transport" in found.sentence) == is_said
 
 
+@pytest.mark.parametrize(("gradient_mib", "is_said"), [(0.3, True), (0.03, False)])
+def test_no_line_is_said_to_limit_messages_that_a_faster_one_would_not_shorten(
+    gradient_mib: float, is_said: bool
+) -> None:
+    """24 sums by hand: of 32 KiB each, 10 Gbps in place of 1 Gbps gains nothing."""
+    run = a_trained_job(
+        a_transport(processor_s_per_hop=2e-3),
+        rate_bps=GBPS,
+        gradients_mib=[gradient_mib] * 24,
+        by_hand=True,
+        buckets="none",
+        facts=used(0.03),
+    )
+    job = a_forecaster(run)
+    found = break_even(job, 0.10)
+    assert found.line_takes_over_bps is not None
+    faster = job.ask(bandwidth_bps=(10 * GBPS,))
+    assert (faster.step_s < 0.99 * job.ask().step_s) == is_said
+    assert ("the processors limit this transport" in found.sentence) == is_said
+
+
 def test_a_job_that_scales_says_when_it_would_not() -> None:
     run = a_trained_job(
         a_transport(processor_s_per_byte=1e-10),

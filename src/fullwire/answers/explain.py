@@ -564,6 +564,11 @@ def break_even(
         line_bps = transport.line_limits_up_to_bps(crowd)
         if line_bps >= _FAR * job.rate_bps:
             line_bps = None  # The processors' work is too small to have been seen.
+    told_bps = line_bps
+    if line_bps is not None and line_bps > job.rate_bps:
+        # The rate is that of long messages. Short ones may gain nothing by a faster line.
+        [then] = _lost(job, bandwidth_bps=(line_bps,))
+        told_bps = line_bps if 1 - now < (1 - NOTABLE) * (1 - then) else None
     step = job.subject.step
     is_waiting = step.waiting_ns >= threshold * (step.step_ns + step.waiting_ns)
     is_waiting &= waited is None or waited >= threshold  # Else ranks scatter, but none waits.
@@ -572,7 +577,7 @@ def break_even(
         is_waiting=is_waiting,
         rate_bps=rate_bps,
         workers=workers,
-        line_bps=line_bps,
+        line_bps=told_bps,
         threshold=threshold,
     )
     return BreakEven(
