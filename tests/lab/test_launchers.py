@@ -162,7 +162,7 @@ def test_torchrun_that_is_told_to_stay_alone_is_warned_of(
 @pytest.mark.parametrize(
     ("words", "cause"),
     [
-        ("accelerate launch train.py", "accelerate reads no variable that names the others"),
+        ("accelerate launch --num_processes 2 train.py", "--num_processes 2"),
         ("mpirun -n 2 python train.py", "mpirun reads no variable that names the others"),
         ("torchrun --nnodes=1 train.py", "--nnodes=1"),
         ("torchrun --rdzv-endpoint localhost:0 train.py", "--rdzv-endpoint localhost:0"),
@@ -177,6 +177,19 @@ def test_launchers_that_know_of_no_other_host_are_named(
     before, after = played(tmp_path / name, *options)
     assert f"each host runs a job of its own ({cause})" in before
     assert "sent nothing to another host" in after
+
+
+@needs_torch
+@pytest.mark.parametrize("options", ["--cpu", "--num_processes 2 --main_process_ip 10.77.0.1"])
+def test_accelerate_that_passes_the_variables_on_runs_one_job(
+    tmp_path: Path, job: Path, options: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On processors it starts its script once, and all ranks are there: no warning is due."""
+    (tmp_path / "accelerate").write_text(f"#!/bin/sh\nexec {sys.executable} {UNCOMPILED} {job}\n")
+    (tmp_path / "accelerate").chmod(0o755)
+    assert played(tmp_path / "accelerate", "launch", *options.split(), job) == []
+    told = sorted(capfd.readouterr().out.split("\n"))
+    assert told[-2:] == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
 
 
 def test_a_long_command_without_traffic_is_said_to_have_none() -> None:

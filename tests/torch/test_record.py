@@ -138,6 +138,7 @@ SENDS_NOTHING = """
 import sys, torch, torch.distributed as dist
 if "alone" not in sys.argv:
     dist.init_process_group("gloo")
+torch.set_num_threads(3)
 weight = torch.nn.Parameter(torch.zeros(4))
 optimizer = torch.optim.SGD([weight], 0.1)
 for _ in range(5):
@@ -155,6 +156,7 @@ def test_a_job_that_sends_nothing_still_tells_its_back_end_and_its_torch(tmp_pat
     assert len(run.collectives) == 0
     assert (run.facts.workers, run.facts.backend) == (2, "gloo")
     assert version in str(run.facts.torch)
+    assert run.facts.threads == 3
     (tmp_path / "job.run").rename(tmp_path / "silent.run")
     run, _ = recorded(tmp_path, sys.executable, UNCOMPILED, str(script), "alone")
     assert (run.facts.backend, run.facts.torch is None) == (None, False)

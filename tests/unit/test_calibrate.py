@@ -19,6 +19,7 @@ from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.findings.predictions import MoreHostsAlike
 from fullwire.fixes.straggler import Straggler
+from fullwire.report.terminal import print_whatif
 from fullwire.run.facts import Facts, FactValue
 from fullwire.run.placement import Placement, placement_of
 from fullwire.run.processors import KERNEL_FACTOR
@@ -965,6 +966,16 @@ def test_gradients_that_are_summed_by_hand_are_sent_once() -> None:
     assert halves["overhead_s"][0] < 0.6 * table["overhead_s"][0]
 
 
+def test_the_answer_names_buckets_of_a_script_that_sums_itself_only_where_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is predicted as recorded, and the heading said "buckets ddp"."""
+    job = a_trained_job(a_transport(), rate_bps=4 * GBPS, by_hand=True, facts=used(0.04))
+    for buckets in (None, "ddp"):
+        print_whatif(fw.whatif(job, bandwidth="500Mbps", transport="measured", buckets=buckets))
+        assert ("buckets ddp" in capsys.readouterr().out) is (buckets is not None)
+
+
 def with_halves(job: Run) -> Run:
     """Return the job with the fact that it sends halves of its gradients."""
     gradients = dataclasses.replace(job.gradients, bytes=2 * job.gradients.bytes)
@@ -1227,6 +1238,27 @@ def test_a_transport_that_the_line_hides_is_given_no_rate_of_its_own(
     found = break_even(a_forecaster(run), 0.10)
     assert found.is_limited
     assert (found.line_takes_over_bps is not None) == is_said
+    assert ("the processors limit this transport" in found.sentence) == is_said
+
+
+@pytest.mark.parametrize(("gradient_mib", "is_said"), [(0.3, True), (0.03, False)])
+def test_no_line_is_said_to_limit_messages_that_a_faster_one_would_not_shorten(
+    gradient_mib: float, is_said: bool
+) -> None:
+    """24 sums by hand: of 32 KiB each, 10 Gbps in place of 1 Gbps gains nothing."""
+    run = a_trained_job(
+        a_transport(processor_s_per_hop=2e-3),
+        rate_bps=GBPS,
+        gradients_mib=[gradient_mib] * 24,
+        by_hand=True,
+        buckets="none",
+        facts=used(0.03),
+    )
+    job = a_forecaster(run)
+    found = break_even(job, 0.10)
+    assert found.line_takes_over_bps is not None
+    faster = job.ask(bandwidth_bps=(10 * GBPS,))
+    assert (faster.step_s < 0.99 * job.ask().step_s) == is_said
     assert ("the processors limit this transport" in found.sentence) == is_said
 
 

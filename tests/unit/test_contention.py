@@ -333,6 +333,33 @@ def test_other_programs_make_the_wait_for_data_no_less_sure() -> None:
     assert high_s <= 1.15 * input_s + 3 * (found.baseline_step_s - input_s)
 
 
+def test_other_programs_may_leave_one_worker_the_processor_that_the_ranks_waited_for() -> None:
+    """Two ranks of 75 to 102 ms beside a busy program waited, and one worker took 25 ms."""
+    run = a_trained_job()
+    told: dict[str, Any] = {"machines": 1, "processors": 3, "processor_s": by_rank(0.030)}
+    told |= {"run_delay_s": by_rank(0.06), "run_s": by_rank(0.04)}
+    quiet = dataclasses.replace(run, facts=run.facts | Facts(**told))
+    times_ns = np.arange(0, run.spans.end_ns.max(), 10_000_000)
+    hosts = Hosts(
+        host=np.full(len(times_ns), "vm", object),
+        device=np.full(len(times_ns), "cpu0", object),
+        time_ns=times_ns,
+        utilization=np.full(len(times_ns), 0.9),
+        memory_bytes=np.zeros(len(times_ns), np.int64),
+    )
+    busy = dataclasses.replace(quiet, hosts=hosts)
+    own = 1 - share_of_others(busy) / 0.9
+    assert 0.1 < own < 0.7
+    found = fw.explain(busy)
+    assert found.account["contention"] == pytest.approx(own * 0.6 * 0.100)
+    low_s, high_s = found.baseline_between_s
+    rest_s = found.baseline_step_s - found.account["compute"]
+    ran_s = 0.4 * 0.100
+    assert low_s == pytest.approx(0.6 * (ran_s + rest_s))
+    assert high_s == pytest.approx(1.3 * found.baseline_step_s)  # it may wait as the ranks did
+    assert fw.explain(quiet).baseline_between_s[0] == pytest.approx(0.6 * (ran_s + rest_s))
+
+
 def test_without_probe_steps_run_delay_tells_a_lower_bound() -> None:
     run = a_trained_job()
     found = fw.explain(dataclasses.replace(run, facts=run.facts | Facts(run_delay_s=by_rank(0.03))))

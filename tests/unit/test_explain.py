@@ -313,6 +313,43 @@ def test_a_baseline_gives_t1_and_tells_inflated_computation() -> None:
     longer = fw.explain(a_job(slower, slower), baseline=a_job(Rank(90, [computing(90)])))
     assert any("can hardly be the same work" in each for each in longer.warnings)
     assert longer.compute_inflation_s == 0  # no rank computes longer than the one worker
+    with pytest.raises(UsageError, match=r"at most 2 times the job's 60 ms.*OMP_NUM_THREADS"):
+        fw.explain(a_job(slower, slower), baseline=a_job(Rank(130, [computing(130)])))
+
+
+def test_each_part_that_differs_from_the_table_of_ranks_has_a_note() -> None:
+    """One rank waits 30 ms for data and 10 ms for the host, and the other the opposite."""
+    job = a_job(
+        *(Rank(100, [computing(60), ("input", "wait", 60.0, until)]) for until in (70.0, 90.0))
+    )
+    found = fw.explain(job)
+    assert found.account["input"] == pytest.approx(0.010)
+    told = [each for each in found.warnings if "lower median" in each]
+    assert [each.partition(" is that")[0] for each in told] == [
+        "The account's wait for input, 10 ms,",
+        "The account's host part, 10 ms,",
+    ]
+    assert "10 ms to 30 ms. 10 ms of it counts as straggler" in told[0]
+
+
+def test_a_baseline_of_other_threads_is_told() -> None:
+    """torchrun gives each of several ranks one thread, and a single rank all of them."""
+
+    def threads(run: Run, count: int) -> Run:
+        return dataclasses.replace(run, facts=run.facts | Facts(threads=count))
+
+    slower = Rank(60, [BACKWARD], [(PER_MS, 50, 60)])
+    job = dataclasses.replace(
+        a_job(slower, slower), facts=a_job(slower, slower).facts | Facts(backend="gloo")
+    )
+    one = a_job(Rank(30, [computing(30)]))
+    told = [
+        [each for each in fw.explain(threads(job, 1), baseline=other).warnings if "thread" in each]
+        for other in (threads(one, 2), threads(one, 1), one)
+    ]
+    assert len(told[0]) == 1
+    assert "computed with 2 threads, and each rank of this job with 1" in told[0][0]
+    assert told[1:] == [[], []]
 
 
 def test_every_answer_is_of_the_usual_step_and_a_long_one_is_told_beside_it() -> None:
@@ -470,6 +507,18 @@ def test_one_worker_has_nothing_to_scale() -> None:
     assert found.verdict.missing == ("a run of several workers",)
     waits = fw.explain(a_job(Rank(100, [BACKWARD, ("input", "wait", 50.0, 100.0)])))
     assert waits.verdict.kind == "input"
+
+
+def test_the_step_of_a_job_of_one_worker_is_its_t1() -> None:
+    """It is measured, with what DDP sends a worker to itself; the step of a model is estimated."""
+    job = a_job(Rank(100, [computing(90)], [(PER_MS, 90, 99)]))
+    assert job.facts.workers == 1
+    found = fw.explain(job)
+    assert found.account["transport"] > 0.005  # to itself
+    assert found.scaling_factor == 1
+    assert found.baseline_step_s == found.step_s == fw.explain(job, baseline=job).baseline_step_s
+    assert not found.is_estimated
+    assert fw.explain("vgg16@v100").is_estimated
 
 
 @pytest.mark.parametrize("facts", [{}, GIGABIT])

@@ -394,6 +394,9 @@ def test_show_draws_a_metric(capsys: pytest.CaptureFixture[str]) -> None:
         ([64, 0, 0] * 8, 0, None),  # nothing tells these two apart
         ([64, 0, 0] * 8, 512, None),  # rows that are no samples
         ([48, *[16] * 20, 0, 0], 0, 16),  # read two batches ahead
+        ([160, *[128] * 18, 96], 0, 128),  # one of four ahead, up to the end of the data
+        ([24, *[16] * 19], 0, 16),  # one of two ahead, and more data was left
+        ([160, *[128] * 18, 80], 0, 127),  # 127.2: the last batch is small
         ([16 * 24, *[0] * 23], 16, None),  # all batches were read before the first step
         ([*[16] * 6, *[0] * 18], 16, None),
         ([16 * 12, *[0] * 11, 16 * 12, *[0] * 11], 16, None),
@@ -457,6 +460,26 @@ def test_the_samples_of_an_evaluation_are_no_training(tmp_path: Path) -> None:
     notes = {Note.SAMPLES: np.array(taken), Note.BACKWARD: np.array(backward)}
     reported.add(read, steps_of(*range(50, 1250, 100)), {**NO_NOTES, **notes}, 0)
     assert reported.facts(1).step_samples == 32
+
+
+def test_a_batch_that_is_taken_between_two_steps_is_of_the_later_one(tmp_path: Path) -> None:
+    """After an evaluation, Hugging Face's Trainer takes the next batches before the step begins."""
+    journal = Journal(str(tmp_path))
+    journal.note(Note.INPUT, 0, 1, 1)
+    journal.close()
+    [read], _ = read_journals([tmp_path])
+    starts = np.array([100 * step + (50 if step % 8 == 0 else 0) for step in range(20)])
+    steps = Steps(start_ns=starts, end_ns=np.arange(100, 2100, 100))
+    taken, backward = [], []
+    for step in range(20):
+        # Behind a pause, both batches of the step are taken before it.
+        taken += [[8, 100 * step + at_ns, 0] for at_ns in (10, 20)]
+        backward += [[0, 100 * step + at_ns, 5] for at_ns in (60, 80)]
+    reported = Reported()
+    notes = {Note.SAMPLES: np.array(taken), Note.BACKWARD: np.array(backward)}
+    reported.add(read, steps, {**NO_NOTES, **notes}, 0)
+    facts = reported.facts(2)
+    assert (facts.pass_samples, facts.step_samples) == (8, 32)
 
 
 def test_the_curve_of_a_metric_is_over_its_steps(capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,7 +154,7 @@ class Explanation(Result):
     step_s: float  # The time of a step (`run/usual.py`), which is the sum of the parts.
     baseline_step_s: float
     baseline_between_s: tuple[float, float]  # Encloses T1 in 95 of 100 cases.
-    is_estimated: bool  # The baseline comes from this run, not from one worker's.
+    is_estimated: bool  # The baseline comes from a run of several workers, or from a model.
     scaling_factor: float | None  # None if the run lacks times or computation.
     is_of_all_steps: bool  # The verdict and the fixes: few steps hold the largest loss.
     account: Mapping[str, float]  # Seconds per step, adding up to step_s.
@@ -307,7 +307,7 @@ def explain(
     asked = opened(run)
     job, rate_bps = asked.run, line_rates(asked.run, bandwidth)
     found = account(job, rate_bps, asked.parts()) if _is_to_account(job) else nothing()
-    found, t1, inflation_s, left_s = _beside(job, found, baseline)
+    found, t1, inflation_s, left_s, one = _beside(job, found, baseline)
     baseline_s = t1.time_s
     judged_by, told = judged_account(found, THRESHOLD), evidence(job, found, rate_bps)
     given_s = None if baseline is None else baseline_s
@@ -335,7 +335,7 @@ def explain(
         step_s=found.step_s,
         baseline_step_s=baseline_s,
         baseline_between_s=(t1.low_s, t1.high_s),
-        is_estimated=baseline is None,
+        is_estimated=one is None,
         scaling_factor=baseline_s / found.step_s if is_told and baseline_s else None,
         is_of_all_steps=judged_by is not found,
         account=found.parts_s,
@@ -348,8 +348,8 @@ def explain(
         fixes_from_s=None if helpful is None else helpful.from_s,
         full=full,
         notes=(
-            *notes(case, is_estimated=baseline is None, rate_bps=rate_bps),
-            *about_baseline(found, given_s, left_s),
+            *notes(case, is_estimated=one is None, rate_bps=rate_bps),
+            *about_baseline(job, found, one, given_s, left_s),
             *about_other_steps(found, judged_by, predictor),
             *about_host(job, given_bps, is_told=bool(given_s) or found.crowding.is_told),
             *about_rate(job, predictor),
@@ -465,13 +465,15 @@ class _Beside(NamedTuple):
     t1: Alone
     longer_s: float | None  # Computation beyond that of T1; None where T1 is estimated.
     left_s: float | None  # Of it, what is no contention.
+    one: Run | None  # The run whose step is T1, if there is one: the baseline, or the job itself.
 
 
 def _beside(run: Run, usual: Account, baseline: RunLike | None) -> _Beside:
     """Return T1, and the account with what it tells of contention."""
     estimated = alone(run, usual)
     if baseline is None:
-        return _Beside(usual, estimated, None, None)
+        is_one = run.facts.workers == 1 and run.provenance.basis != "modelled"
+        return _Beside(usual, estimated, None, None, run if is_one else None)
     one = opened(baseline)
     refuse_other_work(one.run, run)
     if world(one.run) != 1:
@@ -485,6 +487,13 @@ def _beside(run: Run, usual: Account, baseline: RunLike | None) -> _Beside:
     by_one = account(one.run, {}, one.parts())
     if by_one.is_whole_trace or not by_one.step_s:
         raise UsageError("baseline: expected marked steps, got a run without any")
+    if by_one.step_s > world(run) * usual.step_s > 0:
+        raise UsageError(
+            f"baseline: expected a step of at most {world(run)} times the job's "
+            f"{show_time(usual.step_s)}, for one worker does no more than all of them, got "
+            f"{show_time(by_one.step_s)}. Record both with as many threads (OMP_NUM_THREADS), on "
+            "processors that other programs use as little"
+        )
     lengths_s = by_one.parts_ns.sum(axis=2).mean(axis=0) * 1e-9
     lengths_s = by_one.kinds.as_mean(by_one.steps, lengths_s)[by_one.is_kept]
     by_chance = 2 * float(np.std(lengths_s)) / by_one.step_s / len(lengths_s) ** 0.5
@@ -509,7 +518,7 @@ def _beside(run: Run, usual: Account, baseline: RunLike | None) -> _Beside:
     )
     parts = [each.time_s / (estimated.time_s or 1.0) for each in estimated.of_kinds]
     of_kinds = tuple(Alone(part * t1.time_s, part * t1.low_s, part * t1.high_s) for part in parts)
-    return _Beside(found_with, t1._replace(of_kinds=of_kinds), longer_s, left_s)
+    return _Beside(found_with, t1._replace(of_kinds=of_kinds), longer_s, left_s, one.run)
 
 
 def break_even(
@@ -555,6 +564,11 @@ def break_even(
         line_bps = transport.line_limits_up_to_bps(crowd)
         if line_bps >= _FAR * job.rate_bps:
             line_bps = None  # The processors' work is too small to have been seen.
+    told_bps = line_bps
+    if line_bps is not None and line_bps > job.rate_bps:
+        # The rate is that of long messages. Short ones may gain nothing by a faster line.
+        [then] = _lost(job, bandwidth_bps=(line_bps,))
+        told_bps = line_bps if 1 - now < (1 - NOTABLE) * (1 - then) else None
     step = job.subject.step
     is_waiting = step.waiting_ns >= threshold * (step.step_ns + step.waiting_ns)
     is_waiting &= waited is None or waited >= threshold  # Else ranks scatter, but none waits.
@@ -563,7 +577,7 @@ def break_even(
         is_waiting=is_waiting,
         rate_bps=rate_bps,
         workers=workers,
-        line_bps=line_bps,
+        line_bps=told_bps,
         threshold=threshold,
     )
     return BreakEven(

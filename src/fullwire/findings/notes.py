@@ -13,7 +13,7 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.goodput import about_goodput
 from fullwire.findings.kinds_of_steps import about_passes, told_kinds, too_few_of_a_kind
 from fullwire.findings.sureness import about_kernels, about_others
-from fullwire.run.placement import shares_one_host
+from fullwire.run.placement import shares_one_host, sums_on_processors
 from fullwire.run.run import Run
 from fullwire.run.usual import (
     LONGER,
@@ -198,20 +198,38 @@ class BaselineIsLonger(Finding):
     baseline_s: float
 
 
-class RanksBeyondTheAccount(Finding):
-    """The account's computing is less than the ranks' own, because their excess is set apart."""
+class BaselineHasOtherThreads(Finding):
+    """The baseline's worker computed with another number of threads than the job's ranks."""
 
     template = (
-        "The account's computing, {account_s:time}, is that of the lower median of the ranks in "
+        "The baseline's worker computed with {of_one} {of_one:thread|threads}, and each rank of "
+        "this job with {of_rank}. So T1 and the scaling factor compare other work of processors: "
+        "record the baseline with OMP_NUM_THREADS={of_rank}. torchrun sets 1 where it starts "
+        "several ranks on a host, and nothing where it starts one."
+    )
+
+    of_one: int
+    of_rank: int
+
+
+class RanksBeyondTheAccount(Finding):
+    """A part of the account is less than the ranks' own, because their excess is set apart."""
+
+    template = (
+        "The account's {part}, {account_s:time}, is that of the lower median of the ranks in "
         "each step. The ranks' own is {low_s:time} to {high_s:time}. {beyond_s:time} of it counts "
         "as straggler."
     )
 
+    part: str
     account_s: float
     low_s: float
     high_s: float
     beyond_s: float
 
+
+# A late rank's excess in these is `straggler`.
+_WITH_EXCESS = {Part.COMPUTE: "computing", Part.INPUT: "wait for input", Part.HOST: "host part"}
 
 # ---- ranks and transfers -------------------------------------------------------------------------
 
@@ -371,15 +389,7 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
             probe_s=float((probes.end_ns - probes.start_ns).mean()) * 1e-9,
         )
     yield from outside_of_steps(run.spans, account.step_s)
-    own_s = [parts[Part.COMPUTE.key] for parts in account.rank_parts_s()]
-    beyond_s = float(np.mean(own_s)) - account.parts_s[Part.COMPUTE.key]
-    if beyond_s > NOTABLE * account.step_s:
-        yield RanksBeyondTheAccount(
-            account_s=account.parts_s[Part.COMPUTE.key],
-            low_s=min(own_s),
-            high_s=max(own_s),
-            beyond_s=beyond_s,
-        )
+    yield from _ranks_beyond(account)
     without = tuple(sorted(set(recorded_ranks(run).tolist()) - set(account.ranks)))
     if without:
         yield RanksLeftOut(count=len(without), ranks=without)
@@ -395,6 +405,22 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         if missing and run.provenance.origin == "measured":
             yield NoSamples(tables=missing)
         yield from about_others(run)
+
+
+def _ranks_beyond(account: Account) -> Iterator[Finding]:
+    """Yield the parts of the account that notably differ from the table of ranks."""
+    of_ranks = account.rank_parts_s()
+    for part, name in _WITH_EXCESS.items():
+        own_s, account_s = [parts[part.key] for parts in of_ranks], account.parts_s[part.key]
+        beyond_s = float(np.mean(own_s)) - account_s
+        if beyond_s > NOTABLE * account.step_s:
+            yield RanksBeyondTheAccount(
+                part=name,
+                account_s=account_s,
+                low_s=min(own_s),
+                high_s=max(own_s),
+                beyond_s=beyond_s,
+            )
 
 
 def _longer_steps(account: Account) -> Iterator[Finding]:
@@ -455,9 +481,12 @@ def about_host(run: Run, given_bps: float | None, *, is_told: bool) -> Iterator[
 
 
 def about_baseline(
-    account: Account, given_s: float | None, left_s: float | None
+    run: Run, account: Account, one: Run | None, given_s: float | None, left_s: float | None
 ) -> Iterator[Finding]:
-    """Yield a note if a given baseline takes longer than the job, or computes less by `left_s`."""
+    """Yield notes on a given baseline: a longer step, other threads, less computing by `left_s`."""
+    of_rank, of_one = run.facts.threads, None if one is None else one.facts.threads
+    if of_rank and of_one and of_rank != of_one and sums_on_processors(run):
+        yield BaselineHasOtherThreads(of_one=of_one, of_rank=of_rank)
     if given_s is not None and given_s > account.step_s:
         yield BaselineIsLonger(baseline_s=given_s)
     if left_s is not None and left_s > NOTABLE * account.step_s:

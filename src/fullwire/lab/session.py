@@ -6,8 +6,10 @@ however many were lost. The ranks of another job end 10 s after one of them has 
 
 The lab starts every rank itself, with the variables that frameworks read. A command may also be a
 launcher, which starts ranks of its own. torchrun takes the other hosts from variables or from
-options (torch/distributed/argparse_util.py). Other launchers take them from options only. A host
-that sent nothing ran a job of its own.
+options (torch/distributed/argparse_util.py). On processors accelerate starts the script once, with
+the variables that it has; for several processes it sets another address of the first rank
+(accelerate/utils/launch.py). Other launchers take the hosts from options only. A host that sent
+nothing ran a job of its own.
 """
 
 from __future__ import annotations
@@ -39,10 +41,13 @@ _POLITE_S = 3.0  # between asking a job to end and ending it
 
 _TALK_BYTES = 1000  # a host that sends less runs a job of its own
 _LONG_JOB_S = 2.0  # a shorter command may be a job of one host
-_OTHER_LAUNCHERS = ("accelerate", "deepspeed", "horovodrun", "mpiexec", "mpirun")
+_OTHER_LAUNCHERS = ("deepspeed", "horovodrun", "mpiexec", "mpirun")
+_ACCELERATE = "accelerate"
 _APART = re.compile(
     r"--standalone|--nnodes[= ]1(:1)?(?=\s|$)|--rdzv[-_]endpoint[= ](localhost|127\.0\.0\.1)\S*"
 )
+_ACCELERATE_APART = re.compile(r"--num[-_]processes[= ](?!1(\s|$))\d+")
+_ACCELERATE_MEETS = re.compile(r"--main[-_]process[-_]ip\b")
 _SCRIPT_BYTES = 1 << 16  # read from a shell script, which may start a launcher
 _FIRST_LINE_BYTES = 256  # as much as the kernel reads of it
 _SHELL = re.compile(rb"#![ \t]*(?:\S*/env\s+(?:-\S+\s+)*)?\S*sh\s")
@@ -82,8 +87,12 @@ def run_job(
 ) -> int:
     """Run a command as every rank; return the exit status of the first rank to fail, or 0."""
     words = words_of(command)
-    launcher = next((word for word in words if word in (*TORCHRUN, *_OTHER_LAUNCHERS)), None)
-    apart = _APART.search(" ".join(words))  # such an option keeps torchrun on one host
+    launchers = (*TORCHRUN, _ACCELERATE, *_OTHER_LAUNCHERS)
+    launcher = next((word for word in words if word in launchers), None)
+    given = " ".join(words)
+    apart = _APART.search(given)  # such an option keeps a launcher on one host
+    if launcher == _ACCELERATE:
+        apart = None if _ACCELERATE_MEETS.search(given) else _ACCELERATE_APART.search(given)
     if launcher in _OTHER_LAUNCHERS or (launcher and apart):
         cause = apart[0] if apart else f"{launcher} reads no variable that names the others"
         if lab.description.ranks > 1:

@@ -233,12 +233,16 @@ def _sets_of_gradients(backward: Whole, steps: Steps) -> list[int]:
 def _samples_by_step(taken: Whole, steps: Steps) -> Whole:
     """Return the samples of each step, where the first one has those taken shortly before it.
 
-    An elastic job hands out the first batch before anything begins the first step. A program may
-    also have taken batches of later steps by then. So what came before fills the first step up to
-    the largest other one.
+    A batch that is taken between two steps, as after an evaluation, is of the later one. An elastic
+    job hands out the first batch before anything begins the first step. A program may also have
+    taken batches of later steps by then. So what came before fills the first step up to the largest
+    other one.
     """
     by_step = _by_step(taken, steps, of_numbers=True)
     if len(by_step) > 1:
+        between = taken[(steps.of(taken[:, 1]) == OUTSIDE) & (taken[:, 1] > steps.start_ns[0])]
+        later = np.searchsorted(steps.start_ns, between[:, 1])
+        np.add.at(by_step, later[later < len(by_step)], between[later < len(by_step), 0])
         before = int(taken[taken[:, 1] < steps.start_ns[0], 0].sum())
         most = int(by_step[1:].max())
         by_step[0] = max(int(by_step[0]), min(int(by_step[0]) + before, most))
@@ -269,8 +273,8 @@ def _mean_samples(taken: Whole, forward: Whole, steps: Steps) -> float | None:
     """Return the samples that a rank takes in a step, as a mean; None where nothing tells.
 
     A step may cut one batch into passes, or take several. A rank that took none at all may have
-    those of another. The batches before the first step may be those of later steps as well, so the
-    first step counts as no more than the largest other one.
+    those of another. The first step may take batches of later steps as well, so it counts as no
+    more than the largest other one. If the last step takes less than that one, it had the rest.
 
     A program that cuts a batch into several steps takes nothing in most of them. Its mean is right
     from one taking to the last one. One that takes several steps with a whole batch looks alike. So
@@ -280,7 +284,11 @@ def _mean_samples(taken: Whole, forward: Whole, steps: Steps) -> float | None:
     by_step = _samples_by_step(taken, steps)
     if not len(taken) or not len(by_step):
         return 0.0
-    by_step[0] = min(by_step[0], by_step[1:].max(initial=0)) if len(by_step) > 1 else by_step[0]
+    if len(by_step) > 1:
+        most = int(by_step[1:].max())
+        ahead = max(int(by_step[0]) - most, 0)
+        by_step[0] -= ahead
+        by_step[-1] += min(ahead, most - int(by_step[-1])) if by_step[-1] else 0
     takes = np.flatnonzero(by_step)
     if not len(takes):
         return None

@@ -61,7 +61,13 @@ def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = Tru
     varying, fixed = _split_axes(result)
     # Each condition that has one value: default ones go without saying. Where no run sends buckets,
     # so do those of buckets.
-    unused = _OF_SUMS if all(each.sends_no_buckets for each in result.subjects) else frozenset()
+    unused = set(_OF_SUMS) if all(each.sends_no_buckets for each in result.subjects) else set()
+    # A script that sums gradients itself is predicted as recorded, unless buckets were asked for.
+    if all(
+        each.sends_no_buckets or each.sums_by_hand or each.sums_more_by_hand
+        for each in result.subjects
+    ):
+        unused.add("buckets")
     say(
         ", ".join(
             condition.worded(table.told(axis, fixed[axis], 0))

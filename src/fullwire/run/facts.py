@@ -149,6 +149,7 @@ class Facts:
         "kernels that the ranks ran on; hosts of a lab share one", _AT_LEAST_ONE
     )
     processors: int | None = fact("processors that each rank was allowed to use", _AT_LEAST_ONE)
+    threads: int | None = fact("threads that an operation of a rank computes with", _AT_LEAST_ONE)
     processor_s: Pairs | None = fact("processor time of each rank in a step", _TIME)
     communication_processor_s: Pairs | None = fact("of it in the threads that communicate", _TIME)
     children_processor_s: Pairs | None = fact(

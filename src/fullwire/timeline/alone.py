@@ -54,8 +54,10 @@ def alone(run: Run, usual: Account) -> Alone:
 
 
 def _alone(run: Run, usual: Account) -> Alone:
-    alone_s, parts = usual.alone_s, usual.parts_s
-    low_s, high_s = _between_s(run, usual)
+    # One worker's step is its own T1, with what it sends to itself.
+    alone_s = usual.step_s if run.facts.workers == 1 else usual.alone_s
+    parts = usual.parts_s
+    low_s, high_s = _between_s(run, usual, alone_s)
     return Alone(
         alone_s,
         low_s,
@@ -66,8 +68,8 @@ def _alone(run: Run, usual: Account) -> Alone:
     )
 
 
-def _between_s(run: Run, usual: Account) -> tuple[float, float]:
-    alone_s, crowding, facts = usual.alone_s, usual.crowding, run.facts
+def _between_s(run: Run, usual: Account, alone_s: float) -> tuple[float, float]:
+    crowding, facts = usual.crowding, run.facts
     if world(run) == 1:
         below, above = REPEATS, REPEATS
     elif facts.alone_less_share is not None and facts.alone_more_share is not None:
@@ -98,6 +100,7 @@ def _between_on_processors_s(run: Run, usual: Account) -> tuple[float, float]:
     rest_s = usual.alone_s - computing_s  # input, and the host's part
     by_chance = 2 * crowding.scatter / max(crowding.probes, 1) ** 0.5
     low, high = max(1 - math.hypot(below, by_chance), 0.0), 1 + math.hypot(above, by_chance)
+    low *= crowding.ran
     ran_s = 0.0
     if crowding.source == "probe steps":
         left = 1 - share_of_others(run)

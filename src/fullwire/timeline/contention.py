@@ -54,6 +54,7 @@ class Crowding:
     probes: int = 0  # of a rank
     scatter: float = 0.0  # of computing, from one probe step to the next
     compared: float = 1.0  # from kernels: of their time beside communication, those also alone
+    ran: float = 1.0  # from run delay: of computing without contention, what waits for no others
 
     @property
     def is_told(self) -> bool:
@@ -198,8 +199,10 @@ def crowding_of(
     delay_ns = _by_rank_ns(facts.run_delay_s, ranks)
     # The thread also waits for a processor in the rest of the step, as at the end of each sum.
     ready_ns = np.maximum(delay_ns + _by_rank_ns(facts.run_s, ranks), usual_ns)
-    delayed = _own_share(run) * delay_ns / ready_ns
-    return Crowding("run delay", np.clip(delayed, 0.0, MOST_DELAYED))
+    delayed = np.minimum(delay_ns / ready_ns, MOST_DELAYED)
+    by_own = _own_share(run) * delayed
+    ran = float(np.median((1 - delayed) / (1 - by_own)))
+    return Crowding("run delay", np.maximum(by_own, 0.0), ran=ran)
 
 
 def slowed_as_simulated_ns(run: Run) -> dict[int, int]:
