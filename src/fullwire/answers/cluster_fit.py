@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -60,6 +61,7 @@ _MOST_OFF = 0.15  # the median error of a row; fits to public tables have at mos
 # that they share. From small sizes on, one measurement differs from the next.
 _MOST_APART, _COMPARED_FROM_BYTES = 2.0, 2**16
 _BENCH_DTYPE = "float32"  # of the rows of our own bench that are read: others compress
+_USUAL_DTYPES = ("float32", "bfloat16", "float16")
 _FROM_BYTES, _TO_BYTES = 2**10, 2**33  # The sizes of the choices.
 
 
@@ -318,12 +320,19 @@ def _of_bench(path: Path) -> list[_Shown]:
 def _printed(path: Path, table: Printed) -> _Shown:
     """Take a complete table of a benchmark; of a repeated size, the slower time.
 
-    People's CSV lists repetitions, of which the middle one counts.
+    People's CSV lists repetitions, of which the middle one counts. Data types that devices add up
+    slowly, as f8e4m3, say nothing about links: one type's rows are taken.
     """
     table.refuse_damage(path)
+    dtypes = Counter(row.dtype for row in table.rows if row.bytes >= LEAST_BYTES)
+    dtype = next((each for each in _USUAL_DTYPES if each in dtypes), "")
+    dtype = dtype or max(dtypes, key=dtypes.__getitem__, default="")
+    others = ", ".join(each for each in dtypes if each != dtype)
+    left = [f"{name_of(path)}: rows of {others} are left out beside those of {dtype}"]
     rows: dict[int, list[Row]] = {}
     for row in sorted(table.rows, key=lambda row: row.time_us):
-        rows.setdefault(row.bytes, []).append(row)
+        if row.dtype == dtype:
+            rows.setdefault(row.bytes, []).append(row)
     rows.pop(0, None)
     is_repeated = table.tool == "csv"
     taken = {
@@ -340,7 +349,7 @@ def _printed(path: Path, table: Printed) -> _Shown:
         table.line,
         fullest=table.fullest,
         lines={size: row.line for size, row in taken.items()},
-        problems=table.problems,
+        problems=(*table.problems, *(left if others else [])),
     )
 
 
