@@ -102,10 +102,8 @@ class Needs:
         switch_share = measured.switch_share if self.by_switch else 1.0
         share = measured.half * self.half_share + (1 - measured.half) * measured.pair_share
         between_s = self.between_s + share * self.pair_s
-        return (
-            self.inside_s / protocol.inside_share / switch_share,
-            between_s / protocol.between_share,
-        )
+        between_share = protocol.between_share * (measured.tree_nics_share if self.is_tree else 1)
+        return self.inside_s / protocol.inside_share / switch_share, between_s / between_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
