@@ -192,8 +192,8 @@ MEANINGS: Mapping[str, str] = {
     "interval holds its time, too.",
     "pair_is_open": "Whether nothing tells if an all-reduce of two nodes sends half as much as one "
     "of more nodes. The interval holds both answers.",
-    "open_of_nics": "What no table tells of the NICs, and the interval holds: their `rate`, or "
-    "their `count` in a node that is not full.",
+    "open_of_nics": "What no table tells of the NICs, and the interval holds: their `rate`, "
+    "their `count` in a node that is not full, or that they may be `faster`.",
     "rests_on_least": "Whether the time is by a rate within a node that may be higher. Then the "
     "interval reaches down to the fastest known links.",
     # ---- plan

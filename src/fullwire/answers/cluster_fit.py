@@ -25,8 +25,8 @@ from fullwire.collectives.fitting import (
     fitted,
     residuals,
 )
+from fullwire.collectives.left_open import FASTEST_NIC_BPS
 from fullwire.collectives.library import (
-    FASTEST_NIC_BPS,
     FITTED_OPS,
     library_time,
     needs,
