@@ -808,6 +808,31 @@ def test_a_list_that_its_owner_shortened_tells_the_ranks_by_its_last_one(
     assert fullwire.fit_cluster([path], devices_per_node=64).cluster.devices == 64
 
 
+@pytest.mark.parametrize("where", [{"cluster": "gb200-nvl72"}, {"devices_per_node": 72}, {}])
+def test_hosts_that_exchange_more_than_nics_carry_are_parts_of_a_node(
+    tmp_path: Path, where: dict[str, Any]
+) -> None:
+    """A rack of NVL72: hosts of four devices on one NVLink."""
+    listed = "".join(
+        f"#  Rank {rank:2} Group  0 Pid 9 on   gb-{rank // 4} device  {rank % 4} [0x01] GB200\n"
+        for rank in range(72)
+    )
+    row = "8589934592 2147483648 float sum -1 {0} {1} {2} 0 {0} {1} {2} 0\n"
+    text = "# nThread 1 nGpus 1 minBytes 8589934592\n#\n# Using devices\n" + listed
+    text += "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
+    path = tmp_path / "all_reduce_72.log"
+    path.write_text(text + row.format("20299", "423.16", "834.57"))
+    fit = fullwire.fit_cluster([path], **where)
+    assert fit.cluster.devices_per_node == 72
+    assert any("its 18 hosts exchange more than NICs carry" in doubt for doubt in fit.doubts)
+    path.write_text(text + row.format("202990", "42.32", "83.46"))  # as much as NICs carry
+    if where:
+        with pytest.raises(UsageError, match="72 ranks on 18 hosts"):
+            fullwire.fit_cluster([path], **where)
+    else:
+        assert fullwire.fit_cluster([path]).cluster.devices_per_node == 4
+
+
 def test_of_a_table_that_was_cut_after_a_row_the_rows_are_fitted(tmp_path: Path) -> None:
     path = tmp_path / "posted.log"
     path.write_text(SHORTENED.format(perf="all_reduce_perf", rows=REDUCED))

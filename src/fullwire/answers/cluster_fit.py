@@ -191,8 +191,8 @@ def fit_cluster(
                 f"{where.devices} devices"
             )
         where = with_nodes(where, -(-most.workers // where.devices_per_node))
-    for curve in kept:
-        _check_against(where, curve)
+    problems = [note for curve in kept for note in _check_against(where, curve)]
+    problems += [problem for curve in kept for problem in curve.problems]
     for one, other in itertools.combinations(kept, 2):
         _check_together(one, other)
     rows = [curve.table() for curve in kept]
@@ -208,7 +208,7 @@ def fit_cluster(
         residuals=tuple(residuals(fitted_cluster, rows)),
         choices=tuple(_choices(fitted_cluster, rows)),
         unused=unused,
-        problems=tuple(dict.fromkeys(problem for curve in kept for problem in curve.problems)),
+        problems=tuple(dict.fromkeys(problems)),
     )
 
 
@@ -362,7 +362,8 @@ def _made(tables: Sequence[_Shown], devices_per_node: int | None, name: str) -> 
                 "cluster fit: expected --devices-per-node N, or --cluster FILE that states it: no "
                 "table lists its hosts"
             )
-        devices_per_node = max(told)
+        joined = [table.workers for table in tables if _is_beyond_nics(table)]  # NVL72, as one node
+        devices_per_node = max(joined or told)
     if devices_per_node < 1:
         raise UsageError(f"--devices-per-node: expected at least 1, got {devices_per_node}")
     made = made_of([curve.table() for curve in tables], devices_per_node, name)
@@ -385,13 +386,7 @@ def made_of(tables: Sequence[Table], devices_per_node: int, name: str) -> Cluste
     """
     large = USUAL_PROTOCOLS[-1]
     nodes = -(-max(table.workers for table in tables) // devices_per_node)
-    unit = Cluster(  # its links send a bit a second, so the needs of a byte on them are bits
-        name=name,
-        nodes=nodes,
-        devices_per_node=devices_per_node,
-        inside=Inside(kind="switch", rate_bps=1.0) if devices_per_node > 1 else None,
-        nics=Nics(per_node=devices_per_node, rate_bps=1.0),
-    )
+    unit = _unit(nodes, devices_per_node, name)
     inside_bps = nic_bps = ring_bps = 0.0
     for table in tables:
         most_bytes_s = max((size / time_s for size, time_s in table.points), default=0.0)
@@ -416,6 +411,17 @@ def made_of(tables: Sequence[Table], devices_per_node: int, name: str) -> Cluste
     return replace(unit, inside=inside, nics=nics, rests_on=sentence(RatesOfTables()))
 
 
+def _unit(nodes: int, devices_per_node: int, name: str = "unit") -> Cluster:
+    """Return a cluster whose links send a bit a second, so the needs of a byte on them are bits."""
+    return Cluster(
+        name=name,
+        nodes=nodes,
+        devices_per_node=devices_per_node,
+        inside=Inside(kind="switch", rate_bps=1.0) if devices_per_node > 1 else None,
+        nics=Nics(per_node=devices_per_node, rate_bps=1.0),
+    )
+
+
 def _through_links(table: Table, unit: Cluster) -> tuple[float, float, float]:
     """Return the share of a table's bytes on a device's link, and the bits of a byte on a NIC.
 
@@ -435,10 +441,32 @@ def _through_links(table: Table, unit: Cluster) -> tuple[float, float, float]:
     return share, nic_bits, plain.between_s
 
 
-def _check_against(where: Cluster, table: _Shown) -> None:
-    """Refuse a table that contradicts the description, with the line and the field."""
+def _is_beyond_nics(table: _Shown) -> bool:
+    """Say whether its hosts exchange more than any NICs carry: then they are parts of one node.
+
+    The devices of such a node have links of their own, as in a rack of GB200 NVL72.
+    """
+    if table.nodes < 2:
+        return False
+    ways = needs(table.op, _unit(table.nodes, table.fullest), table.workers).values()
+    least_bits = min(way.between_s for way in ways)  # of a byte, on the NIC of each device
+    most_bytes_s = max(size / time_s for size, time_s in table.points)
+    return most_bytes_s * least_bits > FASTEST_NIC_BPS
+
+
+def _check_against(where: Cluster, table: _Shown) -> list[str]:
+    """Refuse a table that contradicts the description, with the line and the field.
+
+    The result says if its hosts are parts of a node.
+    """
     nodes = -(-table.workers // where.devices_per_node)
-    if table.nodes and table.nodes != nodes:
+    notes = []
+    if table.nodes > nodes and _is_beyond_nics(table):
+        notes = [
+            f"{name_of(table.path)}: its {table.nodes:,} hosts exchange more than NICs carry, and "
+            "are taken as parts of a node"
+        ]
+    elif table.nodes and table.nodes != nodes:
         raise UsageError(
             f"{table.place(table.line)}: {table.workers} ranks on {table.nodes} "
             f"{'host' if table.nodes == 1 else 'hosts'}, and devices_per_node = "
@@ -469,12 +497,13 @@ def _check_against(where: Cluster, table: _Shown) -> None:
     elif table.op == "allreduce":
         of_device = max(of_device, bus_factor(table.op, table.workers) / _MOST_BY_ADDING)
     if inside is None:
-        return
+        return notes
     allowed_bps, told = inside.rate_bps, f"{show_rate(inside.rate_bps)} a device"
     if nodes > 1 and inside.kind == "switch":  # NICs are beside such links, and not behind them
         allowed_bps += nics.rate_bps * nics.per_node / where.devices_per_node
         told += " and its share of the NICs"
     _refuse_beyond(where, table, of_device, allowed_bps, "inside.rate", told)
+    return notes
 
 
 def _check_together(one: _Shown, other: _Shown) -> None:
