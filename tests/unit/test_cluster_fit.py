@@ -793,6 +793,24 @@ def test_rings_fill_most_of_fast_nics(nodes: int, size: int, time_s: float) -> N
     assert described(as_toml(found), "fitted.toml") == found
 
 
+def test_an_all_to_all_over_pcie_leaves_the_node_by_the_devices_own_link() -> None:
+    """Two posted nodes of 8 PCIe 5 devices with 400 Gbps each: 1 GiB takes 24.5 ms."""
+    where = Cluster(
+        name="described",
+        nodes=2,
+        devices_per_node=8,
+        inside=Inside(kind="pcie", rate_bps=8 * 64e9),
+        nics=Nics(per_node=8, rate_bps=400e9),
+    )
+    said = library_time("alltoall", where, 2**30, 16)
+    assert said.time_s == pytest.approx(24470.9e-6, rel=0.15)
+    by_switch = replace(where, inside=Inside(kind="switch", rate_bps=8 * 64e9))
+    assert library_time("alltoall", by_switch, 2**30, 16).time_s < said.time_s
+    assert library_time("alltoall", by_switch, 2**30, 8) == library_time(
+        "alltoall", where, 2**30, 8
+    )
+
+
 @pytest.mark.parametrize("devices", [8, 16])
 def test_a_nic_has_the_rate_that_an_all_to_all_shows_of_it(devices: int) -> None:
     """In an all-to-all each device uses its own NIC, and for other nodes' parts alone."""

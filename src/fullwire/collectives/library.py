@@ -148,11 +148,13 @@ def needs(
     ring_s, pairs_s = _between(cluster, workers, nodes)
     ring = usual_algorithm(op, cluster)
     if op == "alltoall":
+        # Of PCIe, the way to the NIC is the device's own link, too.
+        through = workers if links is not None and links.kind == "pcie" else here
         return {
             "pairwise": Needs(
                 inside_hops=float(here > 1),
                 between_hops=float(nodes - 1),
-                inside_s=inside * (here - 1 + _OWN_SHARE) / workers,
+                inside_s=inside * (through - 1 + _OWN_SHARE) / workers,
                 between_s=pairs_s,
                 first_protocol=FIRST_IN_PAIRS,
             )
