@@ -413,6 +413,22 @@ def test_rings_over_several_nodes_tell_only_the_least_that_nics_can_carry() -> N
     assert said.open_of_nics is None
 
 
+@pytest.mark.parametrize(("slower", "is_told"), [(1, False), (3, True)])
+def test_a_fit_that_fills_little_of_the_stated_nics_says_so(
+    tmp_path: Path, slower: int, is_told: bool
+) -> None:
+    """As of two posted nodes of H100 that used a part of their NICs (nccl-tests#290)."""
+    rows = [(2**30, 4397.4), (2**31, 8766.9), (2**32, 17290.0), (2**33, 34508.0)]
+    path = tmp_path / "allreduce.csv"
+    lines = [f"allreduce,16,{size},{slower * time_us}" for size, time_us in rows]
+    path.write_text("op,ranks,size_bytes,time_us\n" + "\n".join(lines) + "\n")
+    fit = fw.fit_cluster([path], cluster="dgx-h100")
+    told = [doubt for doubt in fit.doubts if "of the NICs' stated rate" in doubt]
+    assert bool(told) == is_told
+    undescribed = fw.fit_cluster([path], devices_per_node=8)
+    assert not any("of the NICs' stated rate" in doubt for doubt in undescribed.doubts)
+
+
 def test_an_all_to_all_over_several_nodes_tells_little_of_their_sums() -> None:
     """Posted tables of GB300: two racks of 64 take longer than one."""
     of_sums = {4: (18920e-6, 37610e-6), 8: (17930e-6, 35722e-6), 64: (18842e-6, 36350e-6)}

@@ -36,6 +36,7 @@ from fullwire.collectives.usual import USUAL_PROTOCOLS, USUAL_TREE_SHARE, half_w
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import beginning_of, name_of, opened_plain, path_of
 from fullwire.findings.collective import (
+    FillsLittle,
     FitIsOff,
     FittedTo,
     RateOfBench,
@@ -56,6 +57,7 @@ _MOST_PAST_LINE_RATE = 1.05  # Of the described rate: clocks and rounding may ad
 # Of the bus bandwidth that a ring has at the line rate. Switches that add reached 1.07 on eight
 # H100. Public tables have at most this.
 _MOST_BY_ADDING = 1.3
+_LITTLE = 0.4  # of the NICs' rate: large messages fill 60 to 96 % of it in public tables
 _MOST_OFF = 0.15  # the median error of a row; fits to public tables have at most half of it
 # Two tables of one question disagree if their times are so many times apart at half of the sizes
 # that they share. From small sizes on, one measurement differs from the next.
@@ -103,6 +105,10 @@ class ClusterFit:
                     predicted_s=worst.predicted_s,
                 )
             )
+        share, is_described = self.protocols[-1].between_share, not self.cluster.nics.of_tables
+        is_of_many = any(row.workers > self.cluster.devices_per_node for row in self.residuals)
+        if share < _LITTLE and is_described and is_of_many:
+            doubts.append(FillsLittle(share=share))
         if self.cluster.inside is not None and self.cluster.inside.rate_is_least:
             doubts.append(RestsOnLeastRate())
         return (*map(sentence, doubts), *(f"{problem}." for problem in self.problems))

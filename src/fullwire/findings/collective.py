@@ -456,6 +456,18 @@ class FitIsOff(Finding):
     predicted_s: float
 
 
+class FillsLittle(Finding):
+    """Large messages use a small part of the NICs that the description states."""
+
+    template = (
+        "Large messages fill {share:.0%} of the NICs' stated rate. On public tables they fill 60% "
+        "to 96%, so the library may use only a part of the NICs. NCCL_DEBUG=INFO names those that "
+        "it uses."
+    )
+
+    share: float
+
+
 class TablesDisagree(Finding):
     """Two tables of one operation and device count have different times."""
 
