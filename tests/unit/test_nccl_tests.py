@@ -841,6 +841,29 @@ def test_of_a_table_that_was_cut_after_a_row_the_rows_are_fitted(tmp_path: Path)
     assert any("it ends before its average" in doubt for doubt in fit.doubts)
 
 
+def test_rows_of_several_tables_that_grep_left_are_told_apart(tmp_path: Path) -> None:
+    """Posted so of 8 MI325X a node: `egrep "node|8589934592|17179869184" result.log`."""
+    rows = """\
+====== 1-node ======
+  8589934592  2147483648  float  sum  -1  47217  181.93  318.37  0  47268  181.73  318.03  0
+ 17179869184  4294967296  float  sum  -1  94222  182.33  319.08  0  94185  182.40  319.21  0
+====== 8-node ======
+  8589934592  2147483648  float  sum  -1  48321  177.77  349.98  0  48348  177.67  349.79  0
+ 17179869184  4294967296  float  sum  -1  96405  178.21  350.84  0  96498  178.03  350.50  0
+"""
+    path = tmp_path / "result-multi.log"
+    path.write_text(rows)
+    found = read_tables(path)
+    assert [(table.op, table.workers, len(table.rows)) for table in found] == [
+        ("allreduce", 8, 2),
+        ("allreduce", 64, 2),
+    ]
+    assert fullwire.fit_cluster([path], devices_per_node=8).cluster.nodes == 8
+    path.write_text(rows.replace("====== 8-node ======\n", ""))
+    with pytest.raises(DamagedInput, match=r"busbw is 1\.75 times algbw"):
+        fullwire.fit_cluster([path], devices_per_node=8)
+
+
 def test_rows_of_a_data_type_that_is_slow_to_add_are_not_fitted(tmp_path: Path) -> None:
     """`--datatype all` of nccl-tests prints each size once a type."""
     slow = "  1073741824 1073741824 f8e4m3 sum -1 5572.2 192.70 192.70 0 5572.2 192.70 192.70 0\n"

@@ -478,9 +478,14 @@ def op_told(row: Row, ranks: int, reduces: bool, has_root: bool) -> str:
     """Return the operation that the ratio of a row's bus to algorithm bandwidth implies, or "".
 
     The result is "" for operations that just move data and lack a root: several have one ratio.
+    Of a sum among unknown ranks, the ratio is at least 1 if all ranks get it, and else below 1.
     """
-    if ranks < 2 or min(row.bus_gb_s, row.algorithm_gb_s) <= 0 or not (reduces or has_root):
+    if min(row.bus_gb_s, row.algorithm_gb_s) <= 0 or not (reduces or has_root):
         return ""
+    if ranks < 2:
+        share = row.bus_gb_s / row.algorithm_gb_s
+        is_told = not has_root and row.algorithm_gb_s >= 100 * _LAST_DIGIT
+        return ("allreduce" if share >= 1 else "reducescatter" if share < 0.99 else "") * is_told
     rooted, rootless = ["reduce" if reduces else "broadcast"], ["allreduce", "reducescatter"]
     fits = [op for op in (rooted if has_root else rootless) if _fits(row, bus_factor(op, ranks))]
     return fits[0] if len(fits) == 1 else ""

@@ -153,7 +153,7 @@ def read_tables(path: Path, log: Log | None = None) -> list[Table]:
             if log is not None:
                 log.take(whole)
             text = prefixes.without(without_tags(_OF_NCCL.split(whole, maxsplit=1)[0]), _MARK)
-            if _BEGINS_TABLE.search(text) and reading.has_rows:
+            if reading.has_rows and (_BEGINS_TABLE.search(text) or reading.restarts(text)):
                 if not reading.next_launch.line:  # both may be of processes of one command
                     reading.launch = Launch()
                 tables += reading.tables(path)
@@ -198,6 +198,12 @@ class _Reading:
     def has_rows(self) -> bool:
         """Say whether any row has begun."""
         return bool(self._row or self._rows)
+
+    def restarts(self, text: str) -> bool:
+        """Say whether sizes begin anew after other words: `grep` left rows of several tables."""
+        size = text[:40].split(maxsplit=1)[0] if text.strip() and self._left_over else ""
+        is_bare = bool(self._row) and not self._has_marks
+        return is_bare and size.isdecimal() and int(size) <= int(self._row[0])
 
     def take(self, text: str, line: int) -> None:
         """Read a line, from which other programs' words are removed already."""
