@@ -1,4 +1,4 @@
-"""What the tables of a fit leave open about links, with clusters as far off as may be."""
+"""How far links may differ from the tables of a fit, and clusters as far off as that."""
 
 from __future__ import annotations
 
