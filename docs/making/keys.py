@@ -192,8 +192,8 @@ MEANINGS: Mapping[str, str] = {
     "interval holds its time, too.",
     "pair_is_open": "Whether nothing tells if an all-reduce of two nodes sends half as much as one "
     "of more nodes. The interval holds both answers.",
-    "open_of_nics": "What no table tells of the NICs, and the interval holds: their `rate`, or "
-    "their `count` in a node that is not full.",
+    "open_of_nics": "What no table tells of the NICs, and the interval holds: their `rate`, "
+    "their `count` in a node that is not full, or that they may be `faster`.",
     "rests_on_least": "Whether the time is by a rate within a node that may be higher. Then the "
     "interval reaches down to the fastest known links.",
     # ---- plan
@@ -555,6 +555,7 @@ MEANINGS: Mapping[str, str] = {
     "inside_share": "The share of the line rate that is filled within a node.",
     "between_share": "The same between nodes.",
     "tree_share": "The rate that a tree fills, over that of a ring.",
+    "tree_nics_share": "The share of the NICs that a tree fills, over that of a ring.",
     "pair_share": "1 if a tree of two nodes sends as much as a ring; 0 if half and one of 4 does.",
     "half_weight": "How far a time lies from that of `pair_share` to that of 0, if that is open.",
     "switch_share": "The rate that adding switches fill, over that of a ring.",

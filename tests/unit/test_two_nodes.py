@@ -18,7 +18,8 @@ from fullwire.clusters.cluster import Cluster, Inside, Nics, with_nodes
 from fullwire.clusters.description import as_toml, described
 from fullwire.collectives import fitting
 from fullwire.collectives.fitting import Table, fitted, residuals
-from fullwire.collectives.library import FASTEST_NIC_BPS, library_time
+from fullwire.collectives.left_open import FASTEST_NIC_BPS
+from fullwire.collectives.library import library_time
 from fullwire.collectives.usual import usual
 from fullwire.findings.collective import collective_findings
 from fullwire.report.cluster import print_cluster_fit
@@ -392,6 +393,54 @@ def test_faster_nics_never_make_an_answer_longer(workers: int, is_fitted: bool) 
     steps = np.diff(np.log(times_s))
     assert steps.max() < (0.03 if is_fitted else 1e-9)  # the tables of each fit have noise
     assert steps.min() > -0.1
+
+
+def test_rings_over_several_nodes_tell_only_the_least_that_nics_can_carry() -> None:
+    """Two posted nodes of 8 PCIe devices, with a NIC of 400 Gbps each: links inside are slow."""
+    rows = ((2**24, 988e-6), (2**26, 2863.84e-6), (2**28, 10265.1e-6), (2**30, 40692.8e-6))
+    tables = [Table(op="allreduce", workers=16, points=rows, source="allreduce_16.log")]
+    for more in ((), (Table(op="allreduce", workers=8, points=rows, source="allreduce_8.log"),)):
+        made = made_of([*tables, *more], DEVICES, "made")
+        found = fitted(made, [*tables, *more], nics_are_stated=False)
+        for size, time_s in ((2**26, 1556.34e-6), (2**30, 24470.9e-6)):
+            said = library_time("alltoall", found, size, 16)
+            assert said.low_s < time_s < said.high_s
+        asked: dict[str, Any] = {"bytes": "1GiB", "cluster": found, "workers": 16}
+        told = sentences([*collective_findings(fw.collective("alltoall", **asked))])
+        assert "The NICs may be faster than the tables show" in " ".join(told)
+    described = replace(found, nics=replace(found.nics, of_tables=False))
+    said = library_time("alltoall", described, 2**30, 16)
+    assert said.open_of_nics is None
+
+
+@pytest.mark.parametrize(("slower", "is_told"), [(1, False), (3, True)])
+def test_a_fit_that_fills_little_of_the_stated_nics_says_so(
+    tmp_path: Path, slower: int, is_told: bool
+) -> None:
+    """As of two posted nodes of H100 that used a part of their NICs (nccl-tests#290)."""
+    rows = [(2**30, 4397.4), (2**31, 8766.9), (2**32, 17290.0), (2**33, 34508.0)]
+    path = tmp_path / "allreduce.csv"
+    lines = [f"allreduce,16,{size},{slower * time_us}" for size, time_us in rows]
+    path.write_text("op,ranks,size_bytes,time_us\n" + "\n".join(lines) + "\n")
+    fit = fw.fit_cluster([path], cluster="dgx-h100")
+    told = [doubt for doubt in fit.doubts if "of the NICs' stated rate" in doubt]
+    assert bool(told) == is_told
+    undescribed = fw.fit_cluster([path], devices_per_node=8)
+    assert not any("of the NICs' stated rate" in doubt for doubt in undescribed.doubts)
+
+
+def test_an_all_to_all_over_several_nodes_tells_little_of_their_sums() -> None:
+    """Posted tables of GB300: two racks of 64 take longer than one."""
+    of_sums = {4: (18920e-6, 37610e-6), 8: (17930e-6, 35722e-6), 64: (18842e-6, 36350e-6)}
+    tables = [
+        Table(op="allreduce", workers=workers, points=((2**33, one), (2**34, two)), source="log")
+        for workers, (one, two) in of_sums.items()
+    ]
+    points = ((2**33, 180191e-6), (2**34, 357610e-6))
+    tables.append(Table(op="alltoall", workers=128, points=points, source="log"))
+    found = fitted(made_of(tables, 64, "made"), tables, nics_are_stated=False)
+    said = library_time("allreduce", found, 2**33, 128)
+    assert said.low_s < 24050e-6 < said.high_s
 
 
 def test_rows_of_other_operations_do_not_tell_that_switches_never_add() -> None:

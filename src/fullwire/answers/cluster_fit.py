@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,8 +25,8 @@ from fullwire.collectives.fitting import (
     fitted,
     residuals,
 )
+from fullwire.collectives.left_open import FASTEST_NIC_BPS
 from fullwire.collectives.library import (
-    FASTEST_NIC_BPS,
     FITTED_OPS,
     library_time,
     needs,
@@ -35,6 +36,7 @@ from fullwire.collectives.usual import USUAL_PROTOCOLS, USUAL_TREE_SHARE, half_w
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import beginning_of, name_of, opened_plain, path_of
 from fullwire.findings.collective import (
+    FillsLittle,
     FitIsOff,
     FittedTo,
     RateOfBench,
@@ -55,11 +57,13 @@ _MOST_PAST_LINE_RATE = 1.05  # Of the described rate: clocks and rounding may ad
 # Of the bus bandwidth that a ring has at the line rate. Switches that add reached 1.07 on eight
 # H100. Public tables have at most this.
 _MOST_BY_ADDING = 1.3
+_LITTLE = 0.4  # of the NICs' rate: large messages fill 60 to 96 % of it in public tables
 _MOST_OFF = 0.15  # the median error of a row; fits to public tables have at most half of it
 # Two tables of one question disagree if their times are so many times apart at half of the sizes
 # that they share. From small sizes on, one measurement differs from the next.
 _MOST_APART, _COMPARED_FROM_BYTES = 2.0, 2**16
 _BENCH_DTYPE = "float32"  # of the rows of our own bench that are read: others compress
+_USUAL_DTYPES = ("float32", "bfloat16", "float16")
 _FROM_BYTES, _TO_BYTES = 2**10, 2**33  # The sizes of the choices.
 
 
@@ -101,6 +105,10 @@ class ClusterFit:
                     predicted_s=worst.predicted_s,
                 )
             )
+        share, is_described = self.protocols[-1].between_share, not self.cluster.nics.of_tables
+        is_of_many = any(row.workers > self.cluster.devices_per_node for row in self.residuals)
+        if share < _LITTLE and is_described and is_of_many:
+            doubts.append(FillsLittle(share=share))
         if self.cluster.inside is not None and self.cluster.inside.rate_is_least:
             doubts.append(RestsOnLeastRate())
         return (*map(sentence, doubts), *(f"{problem}." for problem in self.problems))
@@ -189,8 +197,8 @@ def fit_cluster(
                 f"{where.devices} devices"
             )
         where = with_nodes(where, -(-most.workers // where.devices_per_node))
-    for curve in kept:
-        _check_against(where, curve)
+    problems = [note for curve in kept for note in _check_against(where, curve)]
+    problems += [problem for curve in kept for problem in curve.problems]
     for one, other in itertools.combinations(kept, 2):
         _check_together(one, other)
     rows = [curve.table() for curve in kept]
@@ -206,7 +214,7 @@ def fit_cluster(
         residuals=tuple(residuals(fitted_cluster, rows)),
         choices=tuple(_choices(fitted_cluster, rows)),
         unused=unused,
-        problems=tuple(dict.fromkeys(problem for curve in kept for problem in curve.problems)),
+        problems=tuple(dict.fromkeys(problems)),
     )
 
 
@@ -318,12 +326,19 @@ def _of_bench(path: Path) -> list[_Shown]:
 def _printed(path: Path, table: Printed) -> _Shown:
     """Take a complete table of a benchmark; of a repeated size, the slower time.
 
-    People's CSV lists repetitions, of which the middle one counts.
+    People's CSV lists repetitions, of which the middle one counts. Data types that devices add up
+    slowly, as f8e4m3, say nothing about links: one type's rows are taken.
     """
     table.refuse_damage(path)
+    dtypes = Counter(row.dtype for row in table.rows if row.bytes >= LEAST_BYTES)
+    dtype = next((each for each in _USUAL_DTYPES if each in dtypes), "")
+    dtype = dtype or max(dtypes, key=dtypes.__getitem__, default="")
+    others = ", ".join(each for each in dtypes if each != dtype)
+    left = [f"{name_of(path)}: rows of {others} are left out beside those of {dtype}"]
     rows: dict[int, list[Row]] = {}
     for row in sorted(table.rows, key=lambda row: row.time_us):
-        rows.setdefault(row.bytes, []).append(row)
+        if row.dtype == dtype:
+            rows.setdefault(row.bytes, []).append(row)
     rows.pop(0, None)
     is_repeated = table.tool == "csv"
     taken = {
@@ -340,7 +355,7 @@ def _printed(path: Path, table: Printed) -> _Shown:
         table.line,
         fullest=table.fullest,
         lines={size: row.line for size, row in taken.items()},
-        problems=table.problems,
+        problems=(*table.problems, *(left if others else [])),
     )
 
 
@@ -353,7 +368,8 @@ def _made(tables: Sequence[_Shown], devices_per_node: int | None, name: str) -> 
                 "cluster fit: expected --devices-per-node N, or --cluster FILE that states it: no "
                 "table lists its hosts"
             )
-        devices_per_node = max(told)
+        joined = [table.workers for table in tables if _is_beyond_nics(table)]  # NVL72, as one node
+        devices_per_node = max(joined or told)
     if devices_per_node < 1:
         raise UsageError(f"--devices-per-node: expected at least 1, got {devices_per_node}")
     made = made_of([curve.table() for curve in tables], devices_per_node, name)
@@ -376,13 +392,7 @@ def made_of(tables: Sequence[Table], devices_per_node: int, name: str) -> Cluste
     """
     large = USUAL_PROTOCOLS[-1]
     nodes = -(-max(table.workers for table in tables) // devices_per_node)
-    unit = Cluster(  # its links send a bit a second, so the needs of a byte on them are bits
-        name=name,
-        nodes=nodes,
-        devices_per_node=devices_per_node,
-        inside=Inside(kind="switch", rate_bps=1.0) if devices_per_node > 1 else None,
-        nics=Nics(per_node=devices_per_node, rate_bps=1.0),
-    )
+    unit = _unit(nodes, devices_per_node, name)
     inside_bps = nic_bps = ring_bps = 0.0
     for table in tables:
         most_bytes_s = max((size / time_s for size, time_s in table.points), default=0.0)
@@ -407,6 +417,17 @@ def made_of(tables: Sequence[Table], devices_per_node: int, name: str) -> Cluste
     return replace(unit, inside=inside, nics=nics, rests_on=sentence(RatesOfTables()))
 
 
+def _unit(nodes: int, devices_per_node: int, name: str = "unit") -> Cluster:
+    """Return a cluster whose links send a bit a second, so the needs of a byte on them are bits."""
+    return Cluster(
+        name=name,
+        nodes=nodes,
+        devices_per_node=devices_per_node,
+        inside=Inside(kind="switch", rate_bps=1.0) if devices_per_node > 1 else None,
+        nics=Nics(per_node=devices_per_node, rate_bps=1.0),
+    )
+
+
 def _through_links(table: Table, unit: Cluster) -> tuple[float, float, float]:
     """Return the share of a table's bytes on a device's link, and the bits of a byte on a NIC.
 
@@ -426,10 +447,32 @@ def _through_links(table: Table, unit: Cluster) -> tuple[float, float, float]:
     return share, nic_bits, plain.between_s
 
 
-def _check_against(where: Cluster, table: _Shown) -> None:
-    """Refuse a table that contradicts the description, with the line and the field."""
+def _is_beyond_nics(table: _Shown) -> bool:
+    """Say whether its hosts exchange more than any NICs carry: then they are parts of one node.
+
+    The devices of such a node have links of their own, as in a rack of GB200 NVL72.
+    """
+    if table.nodes < 2:
+        return False
+    ways = needs(table.op, _unit(table.nodes, table.fullest), table.workers).values()
+    least_bits = min(way.between_s for way in ways)  # of a byte, on the NIC of each device
+    most_bytes_s = max(size / time_s for size, time_s in table.points)
+    return most_bytes_s * least_bits > FASTEST_NIC_BPS
+
+
+def _check_against(where: Cluster, table: _Shown) -> list[str]:
+    """Refuse a table that contradicts the description, with the line and the field.
+
+    The result says if its hosts are parts of a node.
+    """
     nodes = -(-table.workers // where.devices_per_node)
-    if table.nodes and table.nodes != nodes:
+    notes = []
+    if table.nodes > nodes and _is_beyond_nics(table):
+        notes = [
+            f"{name_of(table.path)}: its {table.nodes:,} hosts exchange more than NICs carry, and "
+            "are taken as parts of a node"
+        ]
+    elif table.nodes and table.nodes != nodes:
         raise UsageError(
             f"{table.place(table.line)}: {table.workers} ranks on {table.nodes} "
             f"{'host' if table.nodes == 1 else 'hosts'}, and devices_per_node = "
@@ -460,12 +503,13 @@ def _check_against(where: Cluster, table: _Shown) -> None:
     elif table.op == "allreduce":
         of_device = max(of_device, bus_factor(table.op, table.workers) / _MOST_BY_ADDING)
     if inside is None:
-        return
+        return notes
     allowed_bps, told = inside.rate_bps, f"{show_rate(inside.rate_bps)} a device"
     if nodes > 1 and inside.kind == "switch":  # NICs are beside such links, and not behind them
         allowed_bps += nics.rate_bps * nics.per_node / where.devices_per_node
         told += " and its share of the NICs"
     _refuse_beyond(where, table, of_device, allowed_bps, "inside.rate", told)
+    return notes
 
 
 def _check_together(one: _Shown, other: _Shown) -> None:

@@ -22,14 +22,13 @@ from fullwire.clusters import ClusterLike
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, one_switch, scattered, with_workers
 from fullwire.collectives.cost import AddTimes, Floats, bus_factor
+from fullwire.collectives.left_open import nics_at, nics_left_open
 from fullwire.collectives.library import (
     FITTED_OPS,
     around,
     by_protocols,
     library_time,
     library_times_s,
-    nics_at,
-    nics_left_open,
     with_large,
 )
 from fullwire.collectives.link_cost import collective_cost

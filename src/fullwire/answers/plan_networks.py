@@ -25,7 +25,7 @@ from fullwire.answers.planned import Lasting, OnNetwork, OtherCluster, Range
 from fullwire.clusters import ClusterLike
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, LeafSpine, with_fastest_inside
-from fullwire.collectives.library import nics_at, nics_left_open
+from fullwire.collectives.left_open import nics_at, nics_left_open
 from fullwire.crew import Crew
 from fullwire.errors import UsageError
 from fullwire.findings.collective import RestsOnLeastRate, about_nics

@@ -22,7 +22,7 @@ from fullwire.answers.planned import (
 )
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, Floats, Ints, Torus, with_fastest_inside
-from fullwire.collectives.library import nics_left_open
+from fullwire.collectives.left_open import nics_left_open
 from fullwire.crew import Crew
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.finding import Finding

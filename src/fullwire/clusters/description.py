@@ -44,6 +44,7 @@
     pair_share = 0.5              # a tree of two nodes sends as much as a ring (1), or half (0).
                                   # 0 differs from 1e-6: a tree of four nodes then sends twice that
     half_weight = 0.0             # where tables leave that open: so far from pair_share to half
+    tree_nics_share = 0.9         # share of the NICs that a tree fills, over that of a ring
     switch_share = 0.9            # rate that adding switches fill, over the rate of a ring
     spread = 0.06                 # standard deviation of a time's logarithm
     # other = {}                  # [measured.other]: a fit that the tables allow too, same keys
@@ -219,8 +220,8 @@ def _network(table: _Table | None) -> Network:
 
 
 def _measured(table: _Table) -> Measured:
-    shares_of = ("tree_share", "pair_share", "half_weight", "switch_share", "spread")
-    table.check_keys(("source", *shares_of, "protocols", "shown", "other"))
+    shares_of = ("tree_share", "tree_nics_share", "pair_share", "half_weight", "switch_share")
+    table.check_keys(("source", *shares_of, "spread", "protocols", "shown", "other"))
     other = table.table("other")
     hops = ("startup", "inside_hop", "between_hop")
     shares = ("inside_share", "between_share")
@@ -229,6 +230,7 @@ def _measured(table: _Table) -> Measured:
         tree_share=table.share("tree_share", 1.0),
         pair_share=table.share("pair_share", 1.0),
         half_weight=table.share("half_weight", 0.0),
+        tree_nics_share=table.share("tree_nics_share", 1.0),
         switch_share=table.share("switch_share", 0.0),
         spread=table.number("spread", 0.1),
         protocols=tuple(
@@ -442,9 +444,11 @@ def as_toml(cluster: Cluster) -> str:
 
 def _measured_lines(measured: Measured, at: str = "measured") -> Iterator[str]:
     yield from ("", f"[{at}]", f"source = {_quoted(measured.source)}")
-    for key in ("tree_share", "pair_share", "half_weight", "switch_share", "spread"):
-        if key != "half_weight" or measured.half_weight:
-            yield f"{key} = {float(getattr(measured, key))!r}"
+    usual = {"half_weight": 0.0, "tree_nics_share": 1.0}  # of fits that leave them out
+    shares = ("tree_share", "tree_nics_share", "pair_share", "half_weight", "switch_share")
+    for key in (*shares, "spread"):
+        if (value := float(getattr(measured, key))) != usual.get(key):
+            yield f"{key} = {value!r}"
     for protocol in measured.protocols:
         yield from ("", f"[[{at}.protocols]]", f"name = {_quoted(protocol.name)}")
         for key in ("startup", "inside_hop", "between_hop"):

@@ -64,12 +64,13 @@ class Shown:
 class Measured:
     """The result of a fit: protocols, the tree between nodes, each table, and the uncertainty.
 
-    A tree fills `tree_share` of the rate that a ring fills (0 if the library has no tree). Between
-    two nodes it may gain nothing over a ring (`pair_share` 1) or send half as much (0). If nothing
-    tells which, a time may lie between both: `half_weight` of the way to the second. Switches
-    that add fill `switch_share` of the rate that a ring fills (0 in older fits, which did not know
-    them). `spread` is the standard deviation of the logarithm of a time, on a device count that the
-    tables have. `other` is a fit that the tables allow as well, and may have an `other` of its own.
+    A tree fills `tree_share` of the rate that a ring fills (0 if the library has no tree), and
+    `tree_nics_share` of that on NICs. Between two nodes it may gain nothing over a ring
+    (`pair_share` 1) or send half as much (0). If nothing tells which, a time may lie between both:
+    `half_weight` of the way to the second. Switches that add fill `switch_share` of the rate that a
+    ring fills (0 in older fits, which did not know them). `spread` is the standard deviation of the
+    logarithm of a time, on a device count that the tables have. `other` is a fit that the tables
+    allow as well, and may have an `other` of its own.
     """
 
     protocols: tuple[Protocol, ...]
@@ -80,6 +81,7 @@ class Measured:
     shown: tuple[Shown, ...] = ()
     switch_share: float = 0.0
     half_weight: float = 0.0
+    tree_nics_share: float = 1.0
     other: Measured | None = None
 
     def __post_init__(self) -> None:
@@ -91,6 +93,10 @@ class Measured:
             raise UsageError(f"switch_share: expected 0 or more, got {self.switch_share}")
         if not 0 <= self.pair_share <= 1:
             raise UsageError(f"pair_share: expected from 0 to 1, got {self.pair_share}")
+        if not 0 < self.tree_nics_share <= 1:
+            raise UsageError(
+                f"tree_nics_share: expected above 0, up to 1, got {self.tree_nics_share}"
+            )
         if not 0 <= self.half_weight <= 1:
             raise UsageError(f"half_weight: expected from 0 to 1, got {self.half_weight}")
         if not (self.spread >= 0 and math.isfinite(self.spread)):

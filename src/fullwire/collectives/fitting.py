@@ -226,6 +226,7 @@ def _fit(cluster: Cluster, rows: Sequence[_Rows], library: _Library) -> _Fit:
             switch_share=measured.switch_share if library.adds else 0.0,
             pair_share=0.0 if library.sends_half else measured.pair_share,
             half_weight=library.half_weight,
+            tree_nics_share=usual(cluster).tree_nics_share,
         )
 
     def misfits(at: Floats) -> Floats:

@@ -18,7 +18,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,11 +30,18 @@ from fullwire.clusters.cluster import (
     Floats,
     Ints,
     LeafSpine,
-    Nics,
     Torus,
     with_fastest_inside,
 )
 from fullwire.clusters.measured import Measured, Protocol, Shown
+from fullwire.collectives.left_open import (
+    OpenOfNics,
+    nics_left_open,
+    of_this_side,
+    rests_on_least_rate,
+    shows_nics_by_rings,
+    with_fastest_nics,
+)
 from fullwire.collectives.registry import names, usual_algorithm
 from fullwire.collectives.usual import (
     USUAL_PAIR_SHARE,
@@ -46,7 +52,6 @@ from fullwire.collectives.usual import (
 from fullwire.errors import UsageError
 from fullwire.units import show_bytes
 
-OpenOfNics: TypeAlias = Literal["rate", "count"]
 FITTED_OPS = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
 _REACH = 3.0  # doublings of the device count over which a table's effect fades to 1/e
 _CLEARLY = 0.8  # of the distance: tables then follow a device's share and not the whole size
@@ -55,23 +60,24 @@ _OWN_NOISE = 0.03  # a table's own variance, as a share of that common to device
 # How sure a time is, as standard deviations of its logarithm. Those that apply add up as squares.
 # `_OF_DOUBLING` is for each doubling away from the nearest table. `_OF_OTHER_OP` is for an
 # operation without a table. `_OF_OTHER_SIDE` is for counts within a node where all tables are of
-# several nodes, or the other way round. `_OF_SMALL` is for a small message, because libraries
-# change protocols at sizes of their own. These widths and the start-ups above were chosen on the
-# public tables of `validation.machines`. So only the device counts that a fit has not seen are
-# truly held out.
+# several nodes, or the other way round. It is also for an all-to-all over several nodes where the
+# tables of several nodes are of rings, or the other way round. `_OF_SMALL` is for a small message,
+# because libraries change protocols at sizes of their own. These widths and the start-ups above
+# were chosen on the public tables of `validation.machines`. So only the device counts that a fit
+# has not seen are truly held out.
 _OF_DOUBLING, _OF_OTHER_OP, _OF_OTHER_SIDE = 0.06, 0.12, 0.3
 # `_OF_OTHER_SIZE` is for each doubling away from the sizes of the tables, where times there had
 # not settled.
 _OF_OTHER_SIZE, _MOST_UNSETTLED = 0.15, 1.0  # and so many such doublings are told
 _SMALL_BYTES, _OF_SMALL, _OF_SMALL_AND_USUAL = 2**22, 0.1, 0.35
 _WIDTH = 1.8  # standard deviations on each side
-FASTEST_NIC_BPS, SLOWEST_NIC_BPS = 800e9, 10e9  # of unknown ones: one a device, or one a node
 _TOLD_APART = 0.1  # of the logarithm of a time: fits that are this close have one answer
 _OF_CLOUD_S = 120e-6  # Networks of clouds take so much longer between nodes. A table tells.
 _QUICKER, _LEAST_FILLED = 0.9, 0.55  # of the time that links allow, of their rate
 # A device also copies its own share of the vector, which no link carries. Its cost, as a share of
 # that of a byte on the link: 0.1 to 0.8 in the tables of seven kinds of devices, mostly 0.3 to 0.5.
 _OWN_SHARE = 0.4
+_HELD_UP = 0.8  # of a ring's time between nodes: links in a node that take so long may hold it up
 
 FIRST_IN_PAIRS = -2  # of the protocols: libraries send point to point by no quicker-starting one
 
@@ -102,10 +108,8 @@ class Needs:
         switch_share = measured.switch_share if self.by_switch else 1.0
         share = measured.half * self.half_share + (1 - measured.half) * measured.pair_share
         between_s = self.between_s + share * self.pair_s
-        return (
-            self.inside_s / protocol.inside_share / switch_share,
-            between_s / protocol.between_share,
-        )
+        between_share = protocol.between_share * (measured.tree_nics_share if self.is_tree else 1)
+        return self.inside_s / protocol.inside_share / switch_share, between_s / between_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +148,13 @@ def needs(
     ring_s, pairs_s = _between(cluster, workers, nodes)
     ring = usual_algorithm(op, cluster)
     if op == "alltoall":
+        # Of PCIe, the way to the NIC is the device's own link, too.
+        through = workers if links is not None and links.kind == "pcie" else here
         return {
             "pairwise": Needs(
                 inside_hops=float(here > 1),
                 between_hops=float(nodes - 1),
-                inside_s=inside * (here - 1 + _OWN_SHARE) / workers,
+                inside_s=inside * (through - 1 + _OWN_SHARE) / workers,
                 between_s=pairs_s,
                 first_protocol=FIRST_IN_PAIRS,
             )
@@ -268,7 +274,7 @@ def beside_protocols(
 
     - `machine`: that of the tables, where the cluster is only what a group sees of it.
     """
-    side = _of_this_side(measured, cluster, workers, machine)
+    side = of_this_side(measured, cluster, workers, machine)
     alike = [table for table in side if table.op == op]
     if not alike:
         return np.ones(np.size(sizes))
@@ -300,14 +306,6 @@ def _follows_share(tables: Sequence[Shown]) -> int:
             off = _beyond(other, sizes[both]) - np.log(one.times)[both]
             apart[power] += float(np.abs(off).mean()) if both.any() else math.inf
     return int(apart[1] < _CLEARLY * apart[0])
-
-
-def _of_this_side(
-    measured: Measured, cluster: Cluster, workers: int, machine: Cluster | None = None
-) -> list[Shown]:
-    """Return the tables within a node, or of several nodes, as so many workers are."""
-    is_inside, devices = workers <= cluster.devices_per_node, (machine or cluster).devices_per_node
-    return [table for table in measured.shown if (table.workers <= devices) == is_inside]
 
 
 def library_times_s(op: str, cluster: Cluster, workers: int, sizes: Floats) -> dict[str, Floats]:
@@ -404,6 +402,11 @@ def _time_by(
     unsettled = doublings_outside(measured, op, cluster, max(size_bytes, 1), workers)
     off = math.exp(_WIDTH * _spread(measured, op, cluster, size_bytes, workers, unsettled))
     open_of_nics, ends = nics_left_open(cluster, workers)
+    if op == "alltoall" and shows_nics_by_rings(measured, cluster, workers):
+        [ring] = needs("allgather", cluster, workers, measured).values()
+        ring_s, ring_between_s = ring.byte_s(measured, measured.protocols[-1])
+        if ring_s >= _HELD_UP * ring_between_s or rests_on_least_rate(op, cluster, workers):
+            open_of_nics, ends = open_of_nics or "faster", (*ends, with_fastest_nics(cluster))
     is_unknown = cluster.measured is None or open_of_nics == "rate"
     may_be_cloud = is_unknown and workers > cluster.devices_per_node
     inside_s, between_s = of_algorithms[way].byte_s(measured, protocol)
@@ -430,46 +433,6 @@ def _time_by(
     )
 
 
-def nics_left_open(cluster: Cluster, workers: int) -> tuple[OpenOfNics | None, tuple[Cluster, ...]]:
-    """Return what no table tells of the NICs, with clusters that are as far off as may be.
-
-    Tables of one node tell nothing of them. Tables of full nodes leave open how many a partly
-    filled node uses: those of its devices, or as many as a full one. A table of such a node tells.
-    """
-    nics, devices = cluster.nics, cluster.devices_per_node
-    if not nics.of_tables or workers <= devices:
-        return None, ()
-    all_bps, measured = nics.per_node * nics.rate_bps, cluster.measured
-    if measured is None or all(table.workers <= devices for table in measured.shown):
-        fast = replace(nics, rate_bps=max(nics.rate_bps, FASTEST_NIC_BPS))
-        slow = replace(nics, per_node=1, rate_bps=min(all_bps, SLOWEST_NIC_BPS), of_device=())
-        return "rate", (replace(cluster, nics=fast), replace(cluster, nics=slow))
-    part, many = workers % devices, [each.workers for each in measured.shown]
-    if part == 0 or any(each > devices and each % devices == part for each in many):
-        return None, ()
-    shared = replace(nics, per_node=1, rate_bps=all_bps, of_device=())
-    return "count", (replace(cluster, nics=shared),)
-
-
-def nics_at(cluster: Cluster, rate_bps: float) -> Nics:
-    """Return the NICs at a rate that is stated: tables of several nodes leave their number open."""
-    shown = () if cluster.measured is None else cluster.measured.shown
-    is_open = any(table.workers > cluster.devices_per_node for table in shown)
-    nics = cluster.nics
-    return replace(nics, rate_bps=rate_bps, of_tables=nics.of_tables and is_open)
-
-
-def rests_on_least_rate(op: str, cluster: Cluster, workers: int) -> bool:
-    """Say whether a time rests on a rate within a node that is only known to be reached.
-
-    A table of the operation among as many nodes holds this rate's part of its times.
-    """
-    if cluster.inside is None or not cluster.inside.rate_is_least or workers == 1:
-        return False
-    measured = usual(cluster) if cluster.measured is None else cluster.measured
-    return not any(table.op == op for table in _of_this_side(measured, cluster, workers))
-
-
 def doublings_outside(
     measured: Measured, op: str, cluster: Cluster, size: int, workers: int
 ) -> float:
@@ -479,7 +442,7 @@ def doublings_outside(
     size takes as long. Above the result is positive, below negative.
     """
     outside = []
-    for table in _of_this_side(measured, cluster, workers):
+    for table in of_this_side(measured, cluster, workers):
         if table.op != op:
             continue
         first, last = table.bytes[0], table.bytes[-1]
@@ -502,7 +465,7 @@ def _lacks(
     measured: Measured, op: str, cluster: Cluster, workers: int, unsettled: float
 ) -> tuple[str, ...]:
     """Return the tables that a time would need and the fit lacks; only protocols give it then."""
-    side = _of_this_side(measured, cluster, workers)
+    side = of_this_side(measured, cluster, workers)
     of_op = [table for table in side if table.op == op]
     if of_op:
         if abs(unsettled) < _MOST_UNSETTLED:
@@ -526,12 +489,15 @@ def _spread(
     of_small = _OF_SMALL if measured.shown else _OF_SMALL_AND_USUAL
     terms = [measured.spread, of_small if size < _SMALL_BYTES else 0.0]
     if measured.shown:
-        side = _of_this_side(measured, cluster, workers)
+        side = of_this_side(measured, cluster, workers)
         of_op = [table for table in side if table.op == op]
         near = of_op or side or measured.shown
         away = min(abs(math.log2(workers / table.workers)) for table in near)
         terms += [_OF_DOUBLING * away, _OF_OTHER_SIZE * unsettled]
-        terms += [_OF_OTHER_OP] * (not of_op) + [_OF_OTHER_SIDE] * (not side)
+        # Between nodes rings use all NICs together, and an all-to-all those of each device.
+        is_inside = workers <= cluster.devices_per_node
+        alike = [is_inside or (each.op == "alltoall") == (op == "alltoall") for each in side]
+        terms += [_OF_OTHER_OP] * (not of_op) + [_OF_OTHER_SIDE] * (not any(alike))
     return math.hypot(*terms)
 
 

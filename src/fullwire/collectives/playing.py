@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from fullwire.clusters.cluster import LINK_KINDS, MOST_DEVICES, Cluster, Floats, Ints
 from fullwire.collectives.closed_form import exact_s
 from fullwire.collectives.cost import AddTimes, bus_factor
-from fullwire.collectives.library import OpenOfNics
+from fullwire.collectives.left_open import OpenOfNics
 from fullwire.collectives.link_cost import cost_of
 from fullwire.collectives.placed import Placed, placed
 from fullwire.collectives.plan import plan_on

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fullwire.collectives.library import FASTEST_NIC_BPS, SLOWEST_NIC_BPS, OpenOfNics
+from fullwire.collectives.left_open import FASTEST_NIC_BPS, SLOWEST_NIC_BPS, OpenOfNics
 from fullwire.collectives.playing import CollectiveTime, TunedTime
 from fullwire.collectives.tuning import Range
 from fullwire.findings.finding import Finding
@@ -104,6 +104,19 @@ class NicsOfAPart(Finding):
         "uses. The interval also holds the time of a last node that sends as fast as a full one. "
         "Fit a table with such a node, or fit these with --cluster FILE that states nics.per_node."
     )
+
+
+class NicsMayBeFaster(Finding):
+    """Tables of rings show of the NICs only that they are no slower than links in the nodes."""
+
+    template = (
+        "The NICs may be faster than the tables show: the links within a node may be what holds up "
+        "their rings. The interval reaches down to one NIC of {fastest_bps:rate} a device. Fit a "
+        "table of an all-to-all over several nodes, or these with --cluster FILE that states "
+        "nics.rate."
+    )
+
+    fastest_bps: float
 
 
 class RestsOnLeastRate(Finding):
@@ -321,6 +334,8 @@ def about_nics(left_open: OpenOfNics | None) -> Iterator[Finding]:
         yield NicsAreUnknown(fastest_bps=FASTEST_NIC_BPS, slowest_bps=SLOWEST_NIC_BPS)
     elif left_open == "count":
         yield NicsOfAPart()
+    elif left_open == "faster":
+        yield NicsMayBeFaster(fastest_bps=FASTEST_NIC_BPS)
 
 
 def collective_findings(result: CollectiveTime) -> Iterator[Finding]:
@@ -439,6 +454,18 @@ class FitIsOff(Finding):
     bytes: int
     measured_s: float
     predicted_s: float
+
+
+class FillsLittle(Finding):
+    """Large messages use a small part of the NICs that the description states."""
+
+    template = (
+        "Large messages fill {share:.0%} of the NICs' stated rate. On public tables they fill 60% "
+        "to 96%, so the library may use only a part of the NICs. NCCL_DEBUG=INFO names those that "
+        "it uses."
+    )
+
+    share: float
 
 
 class TablesDisagree(Finding):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -397,6 +398,32 @@ def ranks_told(op: str, row: Row) -> int | None:
     return round(ranks) if abs(ranks - round(ranks)) + unsure < 0.5 else None
 
 
+def one_group(path: Path, places: Sequence[tuple[int, str]]) -> tuple[int, list[int], list[str]]:
+    """Return the ranks of one group, and those of each of its hosts; say if ranks are split.
+
+    Groups of several sizes are refused: the rows are of all of them at once.
+    """
+    hosts: dict[int, Counter[str]] = {}
+    for group, host in places:
+        hosts.setdefault(group, Counter())[host] += 1
+    sizes = sorted({(of_group.total(), len(of_group)) for of_group in hosts.values()})
+    if len(sizes) > 1:
+        told = ", ".join(f"{ranks} on {nodes}" for ranks, nodes in sizes[:8])
+        raise DamagedInput(path, f"expected groups of as many ranks and hosts each, got {told}")
+    ranks = sizes[0][0] if sizes else 0
+    on_hosts = sorted(next(iter(hosts.values())).values()) if hosts else []
+    if len(hosts) < 2:
+        return ranks, on_hosts, []
+    split = f"its {len(places):,} ranks ran as {len(hosts):,} groups of {ranks:,} side by side"
+    return ranks, on_hosts, [f"{split} (NCCL_TESTS_SPLIT), and is read as one of them"]
+
+
+def not_all_listed(listed: int, ranks: int) -> list[str]:
+    """Say that a list lacks ranks before its last one."""
+    are = "rank is" if listed == 1 else "ranks are"
+    return [f"{listed:,} {are} listed, the last is rank {ranks - 1}"] if listed < ranks else []
+
+
 def not_listed(ranks: int, told: int | None) -> list[str]:
     """Say that a table lists no ranks, and the number that is taken instead."""
     taken = f"by their bandwidths {told}" if told else "taken for one"
@@ -451,9 +478,14 @@ def op_told(row: Row, ranks: int, reduces: bool, has_root: bool) -> str:
     """Return the operation that the ratio of a row's bus to algorithm bandwidth implies, or "".
 
     The result is "" for operations that just move data and lack a root: several have one ratio.
+    Of a sum among unknown ranks, the ratio is at least 1 if all ranks get it, and else below 1.
     """
-    if ranks < 2 or min(row.bus_gb_s, row.algorithm_gb_s) <= 0 or not (reduces or has_root):
+    if min(row.bus_gb_s, row.algorithm_gb_s) <= 0 or not (reduces or has_root):
         return ""
+    if ranks < 2:
+        share = row.bus_gb_s / row.algorithm_gb_s
+        is_told = not has_root and row.algorithm_gb_s >= 100 * _LAST_DIGIT
+        return ("allreduce" if share >= 1 else "reducescatter" if share < 0.99 else "") * is_told
     rooted, rootless = ["reduce" if reduces else "broadcast"], ["allreduce", "reducescatter"]
     fits = [op for op in (rooted if has_root else rootless) if _fits(row, bus_factor(op, ranks))]
     return fits[0] if len(fits) == 1 else ""

@@ -27,7 +27,6 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import compress
@@ -47,12 +46,14 @@ from fullwire.importers._tables import (
     Row,
     Table,
     is_size_and_count,
+    not_all_listed,
     not_listed,
     number,
     off_average,
     off_count,
     off_rate,
     off_ratio,
+    one_group,
     op_named,
     op_told,
     ranks_told,
@@ -152,7 +153,7 @@ def read_tables(path: Path, log: Log | None = None) -> list[Table]:
             if log is not None:
                 log.take(whole)
             text = prefixes.without(without_tags(_OF_NCCL.split(whole, maxsplit=1)[0]), _MARK)
-            if _BEGINS_TABLE.search(text) and reading.has_rows:
+            if reading.has_rows and (_BEGINS_TABLE.search(text) or reading.restarts(text)):
                 if not reading.next_launch.line:  # both may be of processes of one command
                     reading.launch = Launch()
                 tables += reading.tables(path)
@@ -172,6 +173,7 @@ class _Reading:
         self.mentioned = ""  # the operation named after the table's end, which is the next table's
         self._op, self._has_end = op, False
         self._broken, self._broken_line = 0, 0  # rows that are not whole, and the line of the first
+        self._left_over = list[str]()  # words of the last line, if they are of no row
         self._beyond = 0  # rows beyond the most
         self._off = list[str]()  # values of rows that contradict each other, in words
         self._averages_gb_s = list[float]()  # as printed: one, or one of each test in the file
@@ -188,9 +190,20 @@ class _Reading:
         self._reduces, self._has_root = False, False
 
     @property
+    def _ranks(self) -> int:
+        """Return the number of ranks by the last one in the list; 0 without a list."""
+        return max(self._groups, default=-1) + 1
+
+    @property
     def has_rows(self) -> bool:
         """Say whether any row has begun."""
         return bool(self._row or self._rows)
+
+    def restarts(self, text: str) -> bool:
+        """Say whether sizes begin anew after other words: `grep` left rows of several tables."""
+        size = text[:40].split(maxsplit=1)[0] if text.strip() and self._left_over else ""
+        is_bare = bool(self._row) and not self._has_marks
+        return is_bare and size.isdecimal() and int(size) <= int(self._row[0])
 
     def take(self, text: str, line: int) -> None:
         """Read a line, from which other programs' words are removed already."""
@@ -210,7 +223,7 @@ class _Reading:
             self._has_marks |= text.startswith("#")
             self._tells_wrong |= "#wrong" in text
             rank = _RANK.match(text)
-            if rank is not None and len(self._devices) < _MOST_RANKS:
+            if rank is not None and int(rank[1]) < _MOST_RANKS:
                 self._devices[int(rank[1])] = rank[4].strip()
                 self._rank_line = line
                 self._groups[int(rank[1])] = int(rank[2] or 0), rank[3]
@@ -232,6 +245,7 @@ class _Reading:
         )
         if begins_row and not self._columns:
             self._columns = _columns_of(words)
+        self._left_over = [] if begins_row else words
         if message and not (begins_row and len(words) >= max([len(self._row), *self._widths])):
             pass  # a row before it was about to be measured
         elif self._columns and begins_row:
@@ -247,7 +261,7 @@ class _Reading:
             and len(self._row) < len(self._columns) + 8
             and all(word == "N/A" or number(word) is not None for word in words)
         ):
-            self._row, self._ended_line = self._row + words, 0
+            self._row, self._ended_line, self._left_over = self._row + words, 0, []
         elif self._columns and (self._is_like_a_row(words) or is_size_and_count(words)):
             self._broken, self._broken_line = self._broken + 1, self._broken_line or line
         # Messages repeat. Another row tells that the test was started again.
@@ -277,7 +291,7 @@ class _Reading:
             first = 3 + _has_redop(self._row, self._columns) + ("root" in self._columns)
             for place in (first, first + 4):  # out of place, and in place
                 self._off += off_rate(row.bytes, self._row[place : place + 2], row.line)
-            self._off += off_count(row, int(self._row[1]), len(self._groups))
+            self._off += off_count(row, int(self._row[1]), self._ranks)
             if self._tells_wrong:
                 counted = map(number, self._row[first + 3 : first + 8 : 4])
                 self._wrong_in_rows += sum(filter(None, counted))
@@ -298,27 +312,36 @@ class _Reading:
         """Yield the table, if it has a whole row."""
         self._end_row()
         self._leave_out_cut_rows()
+        is_open = self._has_marks and not self._has_end
+        if is_open and " ".join(self._left_over).replace(" ", "").isdigit():
+            self._broken += 1  # a row that was cut within its size or count
         if self._rows:
             widest = max(self._rows, key=attrgetter("bus_gb_s"))
             op = self._op or op_named(path.stem)
             is_told = not op
-            listed, hosts, split = _one_group(path, [*self._groups.values()])
+            listed, hosts, split = one_group(path, [*self._groups.values()])
+            is_short = len(self._groups) < self._ranks
+            if is_short and not split:  # people shorten the list: its last rank tells how many
+                listed, hosts = self._ranks, []
             if is_told:
                 op = op_told(widest, listed, self._reduces, self._has_root)
             told = ranks_told(op, widest)
             wrong, beyond = max(self._wrong, int(self._wrong_in_rows)), (self._beyond, _MOST_ROWS)
             problems = row_problems(wrong, self._broken, beyond, self._off, self._broken_line)
-            problems += off_ratio(op, self._rows, listed)
-            problems += self.launch.off_ranks(op, len(self._groups))
-            if self._groups and len(self._groups) <= (last := max(self._groups)):
-                problems.append(f"{len(self._groups):,} ranks are listed, the last is rank {last}")
-            failed = max(self._ended_line, self._failed_line)
-            is_last = failed >= self._line  # and no row was measured after it
-            if self._has_marks and not self._has_end and not is_last:
-                problems.append("it ends before its average, so sizes may be missing")
+            ratio = off_ratio(op, self._rows, listed)
+            short = not_all_listed(len(self._groups), self._ranks)
+            if ratio or split or not op:  # else bandwidths show that the list was just shortened
+                problems += short or ratio
+            problems += self.launch.off_ranks(op, self._ranks)
             is_damaged = bool(problems)
             # The rows that are left are good: their reader may have taken others away.
             problems = problems or off_average(self._averages_gb_s, self._rows)
+            if not is_damaged:
+                problems += [f"{each}: by its bandwidths {listed:,}" for each in short]
+            failed = max(self._ended_line, self._failed_line)
+            is_last = failed >= self._line  # and no row was measured after it
+            if is_open and not is_last:
+                problems.append("it ends before its average, so sizes may be missing")
             if failed:
                 after = ": later sizes are missing" if is_last else ""
                 problems.append(f"its test failed or was ended in line {failed:,}{after}")
@@ -514,12 +537,12 @@ def _reported(path: Path, content: bytes) -> list[Table]:
     devices, widest = report.config.devices, max(rows, key=lambda row: row.bus_gb_s)
     beyond = len(report.results[_MOST_ROWS:])
     problems = row_problems(int(wrong), broken, (beyond, _MOST_ROWS), off)
-    if not report.end_time:
-        problems.append("it ends before its average, so sizes may be missing")
-    listed, hosts, split = _one_group(path, [(each.group, each.hostname or "") for each in devices])
+    listed, hosts, split = one_group(path, [(each.group, each.hostname or "") for each in devices])
     problems += off_ratio(op, rows, listed)
     is_damaged = bool(problems)
     problems += split
+    if not report.end_time:
+        problems.append("it ends before its average, so sizes may be missing")
     if not listed:
         problems.append("its ranks are not listed")
     return [
@@ -534,26 +557,6 @@ def _reported(path: Path, content: bytes) -> list[Table]:
             is_damaged=is_damaged,
         )
     ]
-
-
-def _one_group(path: Path, places: Sequence[tuple[int, str]]) -> tuple[int, list[int], list[str]]:
-    """Return the ranks of one group, and those of each of its hosts; say if ranks are split.
-
-    Groups of several sizes are refused: the rows are of all of them at once.
-    """
-    hosts: dict[int, Counter[str]] = {}
-    for group, host in places:
-        hosts.setdefault(group, Counter())[host] += 1
-    sizes = sorted({(of_group.total(), len(of_group)) for of_group in hosts.values()})
-    if len(sizes) > 1:
-        told = ", ".join(f"{ranks} on {nodes}" for ranks, nodes in sizes[:8])
-        raise DamagedInput(path, f"expected groups of as many ranks and hosts each, got {told}")
-    ranks = sizes[0][0] if sizes else 0
-    on_hosts = sorted(next(iter(hosts.values())).values()) if hosts else []
-    if len(hosts) < 2:
-        return ranks, on_hosts, []
-    split = f"its {len(places):,} ranks ran as {len(hosts):,} groups of {ranks:,} side by side"
-    return ranks, on_hosts, [f"{split} (NCCL_TESTS_SPLIT), and is read as one of them"]
 
 
 def _has_redop(words: list[str], columns: list[str]) -> bool:

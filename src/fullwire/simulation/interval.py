@@ -24,7 +24,7 @@ import numpy as np
 
 from fullwire.clusters.cluster import Nics, with_fastest_inside
 from fullwire.collectives.cost import Floats
-from fullwire.collectives.library import nics_at, nics_left_open, rests_on_least_rate
+from fullwire.collectives.left_open import nics_at, nics_left_open, rests_on_least_rate
 from fullwire.crew import ALONE, Crew
 from fullwire.simulation.as_recorded import residues
 from fullwire.simulation.buckets import EachGradient
