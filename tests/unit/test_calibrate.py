@@ -23,7 +23,7 @@ from fullwire.report.terminal import print_whatif
 from fullwire.run.facts import Facts, FactValue
 from fullwire.run.placement import Placement, placement_of
 from fullwire.run.processors import KERNEL_FACTOR
-from fullwire.run.run import Collectives, Hosts, Run
+from fullwire.run.run import Collectives, Hosts, Run, Spans
 from fullwire.run.usual import Alone
 from fullwire.simulation.as_recorded import residues, with_contention, with_residue
 from fullwire.simulation.buckets import bucket_policy
@@ -167,14 +167,36 @@ def test_a_late_rank_that_does_not_compute_changes_no_work_for_a_byte() -> None:
 
 def test_smaller_segments_on_slow_lines_take_more_work_for_the_same_bytes() -> None:
     """Below 600 Mbps a segment holds less, so the same time of threads tells less work."""
-    per_byte = [
-        calibrated(
-            [a_trained_job(a_transport(), rate_bps=rate_bps, facts=used(0.06))]
-        ).transport.processor_s_per_byte
-        for rate_bps in (0.2 * GBPS, 0.6 * GBPS, 0.7 * GBPS)
+    found = [
+        calibrated([a_trained_job(a_transport(), rate_bps=rate_bps, facts=used(0.06))])
+        for rate_bps in (0.02 * GBPS, 0.2 * GBPS, 0.6 * GBPS, 0.7 * GBPS)
     ]
-    assert per_byte[0] < 0.65 * per_byte[1]
-    assert per_byte[2] == pytest.approx(per_byte[1], rel=0.02)
+    slowest, slow, plain, faster = (each.transport.processor_s_per_byte for each in found)
+    assert 0.5 * plain < slow < 0.75 * plain
+    # So far from what was measured, the usual work of Gloo counts as well.
+    assert 0.3 * plain < slowest < slow
+    assert faster == pytest.approx(plain, rel=0.02)
+    off = [max(v.processor_s_per_byte for v in each.variants) for each in found]
+    assert off[0] / slowest > 1.1 * off[2] / plain
+
+
+def test_a_dilated_line_has_the_segments_of_the_real_one() -> None:
+    plain, dilated = (
+        calibrated([a_trained_job(a_transport(), rate_bps=2 * GBPS, facts=facts)])
+        for facts in (used(0.06), {**used(0.06), "dilation": 10.0})  # really 200 Mbps
+    )
+    per_byte = [each.transport.processor_s_per_byte for each in (plain, dilated)]
+    assert per_byte[1] < 0.8 * per_byte[0]
+
+
+def test_probe_steps_and_evaluations_are_no_computing_of_steps() -> None:
+    run = a_trained_job(a_transport(), rate_bps=0.7 * GBPS, facts=computing(0.065, 0.06))
+    spans = run.spans
+    outside = spans.rows(spans.lane == "compute")
+    outside = dataclasses.replace(outside, step=np.full(len(outside.step), -1))
+    with_outside = dataclasses.replace(run, spans=Spans.joined([spans, outside]))
+    both = [calibrated([each]).transport for each in (run, with_outside)]
+    assert both[1] == both[0]
 
 
 def test_ranks_that_share_a_processor_use_each_others_pauses() -> None:

@@ -444,7 +444,7 @@ def test_contention_follows_the_bytes_that_are_sent_beside_computing() -> None:
     on_two, on_many = contention_s(workers=[2, 64], bandwidth="100Gbps")
     assert on_many / on_two == pytest.approx(63 / 32, rel=1e-3)
     [slow, fast] = contention_s(bandwidth=["100Mbps", "10Gbps"])
-    assert slow < 0.010 < fast  # beside the same computing a slow link carries few of them
+    assert slow < 0.008 < fast  # beside the same computing a slow link carries few of them
 
 
 def test_contention_of_as_many_bytes_is_as_recorded() -> None:

@@ -552,7 +552,9 @@ def test_a_codec_is_offered_if_its_whole_interval_lies_below_the_step() -> None:
     )
     assert not list(kind.predict(run, unsure, account))
     on_gpus = with_facts(run, backend="nccl")
-    [halves] = kind.predict(on_gpus, job, account)
+    job_on_gpus = forecaster(on_gpus)
+    assert job_on_gpus is not None
+    [halves] = kind.predict(on_gpus, job_on_gpus, account)
     assert sentence(halves) == "gradients sent as float16"
 
 

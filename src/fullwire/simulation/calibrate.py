@@ -73,11 +73,11 @@ _KERNEL_FACTOR = _Known(KERNEL_FACTOR, 0.08)
 # memory, and often a core. So the same bytes take so much more where processors hold them up. Where
 # they compute as well, the job's data fills the caches, and bytes take this much more besides. It
 # is so unsure (docs/design/measured-transport.md).
-_MORE_WHERE_BUSY, _MORE_WHERE_COMPUTING, _MORE_OFF = 0.25, 0.7, 0.25
-# On slower lines than this, TCP sends what a millisecond of the line holds at a time, and not 64
-# KiB. So Gloo's threads wake up more often for the same bytes, whose work grows by this share of
-# the line's slowness.
-_SMALLER_SEGMENTS_BELOW_BPS, _MORE_IN_SMALLER_SEGMENTS = 600e6, 0.6
+_MORE_WHERE_BUSY, _MORE_WHERE_COMPUTING, _MORE_OFF = 0.25, 0.55, 0.25
+# On slower lines than this, TCP sends about as much at a time as a millisecond of the line holds,
+# and not 64 KiB. So Gloo's threads wake up more often for the same bytes. Their work grows by this
+# power of the line's slowness, and each e-fold of it is so unsure.
+_SMALLER_SEGMENTS_BELOW_BPS, _BY_SLOWNESS, _SLOWNESS_OFF = 600e6, 0.5, 0.2
 SHARE_OF_PAYLOAD = _Known(0.997, 0.02)  # acknowledgements take the rest
 _APART = _Known(0.28, 0.3)  # of Gloo's work; the work of other transports is too little to matter
 PAYLOAD_SHARE = 1448 / 1514  # of a 1500 byte MTU, the default
@@ -339,12 +339,13 @@ class _Used:
         """Return how far this work for bytes and messages is from the used time, in spreads."""
         idle = self.idle_share**2
         more_where_busy = _MORE_WHERE_BUSY + _MORE_WHERE_COMPUTING * self.computing_share
-        slowness = max(_SMALLER_SEGMENTS_BELOW_BPS / self.rate_bps - 1, 0.0)
-        here = (1 + _MORE_IN_SMALLER_SEGMENTS * slowness) / (1 + more_where_busy * idle)
+        slowness = max(_SMALLER_SEGMENTS_BELOW_BPS / self.rate_bps, 1.0)
+        here = slowness**_BY_SLOWNESS / (1 + more_where_busy * idle)
         work_s = self.wire_bytes * s_per_byte * here + self.hops * s_per_hop
         usual_s = self.wire_bytes * _GLOO_S_PER_BYTE.value, self.hops * _GLOO_S_PER_HOP.value
         of_bytes = usual_s[0] / sum(usual_s)
-        spread = np.hypot(_KERNEL_FACTOR.spread, _MORE_OFF * idle * of_bytes)
+        off = np.hypot(_MORE_OFF * idle, _SLOWNESS_OFF * np.log(slowness)) * of_bytes
+        spread = np.hypot(_KERNEL_FACTOR.spread, off)
         return float(np.log(_KERNEL_FACTOR.value * self.processor_s / work_s) / spread)
 
 
@@ -372,9 +373,16 @@ def _used_in(run: Run, periods: Sequence[Period]) -> _Used | None:
         hops=sum(cost.hops * cost.wire_bytes.size for cost in costs) / rank_steps,
         processor_s=processor_s,
         idle_share=max(1 - work_s / float(np.mean(_by_step_s(run, periods))), 0.0),
-        computing_share=min(own_work_s(run) / max(computing_s(run), 1e-9), 1.0),
-        rate_bps=rate_bps,
+        computing_share=_share_of_computing(run),
+        rate_bps=rate_bps / (run.facts.dilation or 1.0),
     )
+
+
+def _share_of_computing(run: Run) -> float:
+    """Return the share of the processors that ranks and other programs use while ranks compute."""
+    [ranks] = _placement(run).ranks_per_processor([_workers(run)]).tolist()
+    own = own_work_s(run) * max(ranks, 1.0) / max(computing_s(run), 1e-9)
+    return float(min(own + share_of_others(run), 1.0))
 
 
 class _Fit:

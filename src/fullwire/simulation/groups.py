@@ -420,7 +420,8 @@ def computing_s(run: Run) -> float:
     """Return how long the rank computes in a step that computes least: no late rank."""
     whole_ns, steps = [], 1
     for rank in np.unique(run.spans.rank):
-        mine = run.spans.rows(run.spans.rank == rank)
+        # Probe steps and evaluations have no number of a step.
+        mine = run.spans.rows((run.spans.rank == rank) & (run.spans.step >= 0))
         start_ns, end_ns = _computing(mine)
         whole_ns.append(int((end_ns - start_ns).sum()))
         steps = max(steps, int(((mine.lane == "host") & (mine.name == "step")).sum()))

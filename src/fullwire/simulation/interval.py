@@ -48,7 +48,8 @@ _LADDER_BPS = (1e9, 2.5e9, 5e9, 10e9, 25e9, 100e9, 400e9)
 _MOST_TRIED = 3
 
 _WIDTH = 1.8  # standard deviations, which hold nine truths of ten
-_FROM_RUN_TO_RUN = 0.025  # of the same computation on the same machine
+# Of the same computation on the same machine: on processors, and on devices.
+_FROM_RUN_TO_RUN, _OF_DEVICES_FROM_RUN_TO_RUN = 0.025, 0.01
 _ENOUGH_STEPS = 3
 _EXCHANGE_LONGER = 1.08  # times: a standard deviation of the cases behind an exchange's factor
 _COLD_S, _COLD_SHARE = 2e-3, 0.5  # of a step alone; 1.4 to 2.4 ms in small jobs of one machine
@@ -207,7 +208,13 @@ def _of_one_kind(
         nothing = np.broadcast_to(np.nan, len(predictions))
         return nothing, nothing
     step_s = predictions.measures["step_s"]
-    variance = np.square(_FROM_RUN_TO_RUN * step_s) + _of_the_codec(subjects, grid, step_s, crew)
+    of_runs = np.array(
+        [
+            _OF_DEVICES_FROM_RUN_TO_RUN if subject.is_on_devices else _FROM_RUN_TO_RUN
+            for subject in subjects
+        ]
+    ).reshape(shaped(run=len(subjects)))
+    variance = np.square(of_runs * step_s) + _of_the_codec(subjects, grid, step_s, crew)
     variance = variance + _of_contention(subjects, grid, step_s, crew)
     variance = variance + _of_lateness(subjects, grid, step_s, crew)
     own_s = [subject.step.alone_ns * 1e-9 for subject in subjects]  # of a worker, at the least
@@ -249,7 +256,7 @@ def _of_one_kind(
     half_s = np.where(is_known, _WIDTH * np.sqrt(variance), np.nan)
     by_run = shaped(run=len(subjects))
     warm_s = _by_warm_processors(subjects, grid)
-    alone_s = np.array(own_s).reshape(by_run) * (1 - _WIDTH * _FROM_RUN_TO_RUN) - warm_s
+    alone_s = np.array(own_s).reshape(by_run) * (1 - _WIDTH * of_runs) - warm_s
     t1_s, below, above = (
         np.array(column).reshape(by_run)
         for column in zip(
