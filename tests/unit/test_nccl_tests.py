@@ -931,6 +931,36 @@ def test_hosts_that_exchange_more_than_nics_carry_are_parts_of_a_node(
         assert fullwire.fit_cluster([path]).cluster.devices_per_node == 4
 
 
+def test_hosts_like_those_of_another_table_are_parts_of_a_node_too(tmp_path: Path) -> None:
+    """A second rack is behind NICs, and small sizes show no rate."""
+    row = "{0} {1} float sum -1 {2} {3} {4} 0 {2} {3} {4} 0\n"
+    rows = {
+        72: row.format(8589934592, 2147483648, 20299, "423.16", "834.57"),
+        144: row.format(8589934592, 2147483648, "47420.5", "181.14", "359.77"),
+        8: row.format(65536, 16384, "30.00", "2.18", "3.82"),
+    }
+    paths = {}
+    for ranks in rows:
+        paths[ranks] = tmp_path / f"all_reduce_{ranks}.log"
+        paths[ranks].write_text(a_list(ranks, 4) + rows[ranks])
+    for ranks in (144, 8):
+        fit = fullwire.fit_cluster([paths[72], paths[ranks]])
+        assert (fit.cluster.devices_per_node, fit.cluster.nodes) == (72, max(ranks // 72, 1))
+        hosts = f"its {ranks // 4} hosts are like those of another table"
+        assert any(hosts in doubt for doubt in fit.doubts)
+        assert fullwire.fit_cluster([paths[ranks]]).cluster.devices_per_node == 4
+        with pytest.raises(UsageError, match=f"{ranks} ranks on {ranks // 4} hosts"):
+            fullwire.fit_cluster([paths[ranks]], devices_per_node=72)
+
+
+def test_switches_that_add_between_hosts_make_them_no_parts_of_a_node(tmp_path: Path) -> None:
+    """Four hosts of eight devices, each with 75 % of 800 Gbps: each host sends a byte once."""
+    path = tmp_path / "all_reduce.log"
+    row = "8589934592 2147483648 float sum -1 {0} {1} {2} 0 {0} {1} {2} 0\n"
+    path.write_text(a_list(32, 8) + row.format("14352.7", "598.49", "1159.57"))
+    assert fullwire.fit_cluster([path]).cluster.devices_per_node == 8
+
+
 def test_of_a_table_that_was_cut_after_a_row_the_rows_are_fitted(tmp_path: Path) -> None:
     path = tmp_path / "posted.log"
     path.write_text(SHORTENED.format(perf="all_reduce_perf", rows=REDUCED))
