@@ -555,7 +555,8 @@ MEANINGS: Mapping[str, str] = {
     "inside_share": "The share of the line rate that is filled within a node.",
     "between_share": "The same between nodes.",
     "tree_share": "The rate that a tree fills, over that of a ring.",
-    "tree_nics_share": "The share of the NICs that a tree fills, over that of a ring.",
+    "tree_nics_share": "The share of the NICs that a tree or an all-to-all fills, over that "
+    "of a ring.",
     "pair_share": "1 if a tree of two nodes sends as much as a ring; 0 if half and one of 4 does.",
     "half_weight": "How far a time lies from that of `pair_share` to that of 0, if that is open.",
     "switch_share": "The rate that adding switches fill, over that of a ring.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -808,6 +809,103 @@ def test_a_list_that_its_owner_shortened_tells_the_ranks_by_its_last_one(
     assert fullwire.fit_cluster([path], devices_per_node=64).cluster.devices == 64
 
 
+def a_list(ranks: int, of_a_host: int, listed: Sequence[int] | None = None) -> str:
+    """Return the beginning of a table of an all-reduce, with these of its ranks listed."""
+    lines = [
+        f"#  Rank {rank:2} Group  0 Pid 9 on   host-{rank // of_a_host} device  {rank % of_a_host} "
+        "[0x01] NVIDIA H100\n"
+        for rank in (range(ranks) if listed is None else listed)
+    ]
+    head = "# nThread 1 nGpus 1 minBytes 8589934592\n#\n# Using devices\n" + "".join(lines)
+    return (
+        head
+        + "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
+    )
+
+
+OF_64 = (
+    "  8589934592  2147483648  float  sum  -1  48321  177.77  349.98  0  48348  177.67  349.79  0\n"
+)
+OF_8 = (
+    "  8589934592  2147483648  float  sum  -1  47217  181.93  318.37  0  47268  181.73  318.03  0\n"
+)
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [range(0, 64, 8), [*range(30), *range(31, 63)]],
+    ids=["the first of each host", "without the last"],
+)
+def test_a_list_without_its_last_ranks_is_damage(tmp_path: Path, listed: Sequence[int]) -> None:
+    path = tmp_path / "all_reduce.log"
+    path.write_text(a_list(64, 8, listed) + OF_64 + "# Avg bus bandwidth    : 349.885\n")
+    with pytest.raises(DamagedInput, match=rf"{len(listed)} ranks are listed, the last is rank"):
+        fullwire.fit_cluster([path], devices_per_node=8)
+
+
+def test_bandwidths_of_a_broadcast_show_no_shortened_list(tmp_path: Path) -> None:
+    """They are equal for any number of ranks."""
+    path = tmp_path / "broadcast.log"
+    row = (
+        OF_64.replace(" sum  -1", "none   0")
+        .replace("349.98", "177.77")
+        .replace("349.79", "177.67")
+    )
+    path.write_text(a_list(64, 8, [0, 1, 8]) + row + "# Avg bus bandwidth    : 177.72\n")
+    with pytest.raises(DamagedInput, match="3 ranks are listed, the last is rank 8"):
+        fullwire.fit_cluster([path], devices_per_node=8)
+
+
+@pytest.mark.parametrize("of_a_host", [8, 16])
+def test_a_shortened_list_tells_some_hosts(tmp_path: Path, of_a_host: int) -> None:
+    path = tmp_path / "all_reduce.log"
+    text = a_list(64, of_a_host, [*range(of_a_host), 62, 63]) + OF_64
+    path.write_text(text + "# Avg bus bandwidth    : 349.885\n")
+    with pytest.raises(UsageError, match="lists only some of its hosts"):
+        fullwire.fit_cluster([path])
+    if of_a_host == 8:
+        assert fullwire.fit_cluster([path], devices_per_node=8).cluster.nodes == 8
+    else:
+        with pytest.raises(UsageError, match="16 of its 64 ranks are on one host"):
+            fullwire.fit_cluster([path], devices_per_node=8)
+
+
+def test_two_rows_that_grep_left_of_two_tables_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "result.log"
+    path.write_text(OF_8 + OF_64)
+    with pytest.raises(DamagedInput, match=r"busbw is 1\.75 times algbw, and 1\.97 times in other"):
+        fullwire.fit_cluster([path], devices_per_node=8)
+
+
+def test_grep_rows_of_256_and_512_ranks_are_of_two_tables(tmp_path: Path) -> None:
+    """Their ratios differ by 0.004."""
+    path = tmp_path / "result.log"
+    row = "  {0}  {1}  float  sum  -1  {2}  {3}  {4}  0  {2}  {3}  {4}  0\n"
+    of_256 = row.format(8589934592, 2147483648, 48532, "177.00", "352.62")
+    path.write_text(of_256 + row.format(17179869184, 4294967296, 97610, "176.01", "351.33"))
+    with pytest.raises(DamagedInput, match="times in other rows"):
+        fullwire.fit_cluster([path], devices_per_node=8)
+
+
+def test_equal_bandwidths_of_a_sum_name_no_operation(tmp_path: Path) -> None:
+    """So prints sendrecv, and its rows have a sum."""
+    path = tmp_path / "posted.log"
+    path.write_text("  1073741824  268435456  float  sum  -1  26843  40.00  40.00  0\n")
+    assert read_table(path).op == ""
+    with pytest.raises(UsageError, match="does not name its operation"):
+        fullwire.fit_cluster([path], devices_per_node=8)
+
+
+def test_sizes_that_begin_anew_in_a_table_without_its_average_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "all_reduce.log"
+    slower = OF_64.replace("48321  177.77  349.98", "60000  143.17  281.86")
+    path.write_text(a_list(64, 8) + OF_64 + "$ cat of_another.txt\n\n" + slower)
+    with pytest.raises(DamagedInput, match="sizes begin anew after other words"):
+        fullwire.fit_cluster([path])
+    path.write_text(a_list(64, 8) + OF_64 + "\n" + slower)  # as of several types or repetitions
+    assert len(fullwire.fit_cluster([path]).residuals) == 1
+
+
 @pytest.mark.parametrize("where", [{"cluster": "gb200-nvl72"}, {"devices_per_node": 72}, {}])
 def test_hosts_that_exchange_more_than_nics_carry_are_parts_of_a_node(
     tmp_path: Path, where: dict[str, Any]
@@ -831,6 +929,36 @@ def test_hosts_that_exchange_more_than_nics_carry_are_parts_of_a_node(
             fullwire.fit_cluster([path], **where)
     else:
         assert fullwire.fit_cluster([path]).cluster.devices_per_node == 4
+
+
+def test_hosts_like_those_of_another_table_are_parts_of_a_node_too(tmp_path: Path) -> None:
+    """A second rack is behind NICs, and small sizes show no rate."""
+    row = "{0} {1} float sum -1 {2} {3} {4} 0 {2} {3} {4} 0\n"
+    rows = {
+        72: row.format(8589934592, 2147483648, 20299, "423.16", "834.57"),
+        144: row.format(8589934592, 2147483648, "47420.5", "181.14", "359.77"),
+        8: row.format(65536, 16384, "30.00", "2.18", "3.82"),
+    }
+    paths = {}
+    for ranks in rows:
+        paths[ranks] = tmp_path / f"all_reduce_{ranks}.log"
+        paths[ranks].write_text(a_list(ranks, 4) + rows[ranks])
+    for ranks in (144, 8):
+        fit = fullwire.fit_cluster([paths[72], paths[ranks]])
+        assert (fit.cluster.devices_per_node, fit.cluster.nodes) == (72, max(ranks // 72, 1))
+        hosts = f"its {ranks // 4} hosts are like those of another table"
+        assert any(hosts in doubt for doubt in fit.doubts)
+        assert fullwire.fit_cluster([paths[ranks]]).cluster.devices_per_node == 4
+        with pytest.raises(UsageError, match=f"{ranks} ranks on {ranks // 4} hosts"):
+            fullwire.fit_cluster([paths[ranks]], devices_per_node=72)
+
+
+def test_switches_that_add_between_hosts_make_them_no_parts_of_a_node(tmp_path: Path) -> None:
+    """Four hosts of eight devices, each with 75 % of 800 Gbps: each host sends a byte once."""
+    path = tmp_path / "all_reduce.log"
+    row = "8589934592 2147483648 float sum -1 {0} {1} {2} 0 {0} {1} {2} 0\n"
+    path.write_text(a_list(32, 8) + row.format("14352.7", "598.49", "1159.57"))
+    assert fullwire.fit_cluster([path]).cluster.devices_per_node == 8
 
 
 def test_of_a_table_that_was_cut_after_a_row_the_rows_are_fitted(tmp_path: Path) -> None:
@@ -872,6 +1000,19 @@ def test_rows_of_a_data_type_that_is_slow_to_add_are_not_fitted(tmp_path: Path) 
     fit = fullwire.fit_cluster([path])
     assert [row.measured_s for row in fit.residuals] == [pytest.approx(4154.9e-6)]
     assert any("rows of f8e4m3 are left out beside those of float32" in it for it in fit.doubts)
+
+
+@pytest.mark.parametrize("first_half", [16, 21], ids=["less of float", "no size of two types"])
+def test_a_data_type_with_fewer_sizes_leaves_out_no_other(tmp_path: Path, first_half: int) -> None:
+    lines = ["collective,ranks,size,type,inplace,time,algbw,busbw"]
+    for dtype, powers in (("half", range(first_half, 31)), ("float", range(16, 21))):
+        for size in (2**power for power in powers):
+            gb_s = size / (time_us := round(30 + size / 1e5, 2)) * 1e-3
+            lines.append(f"AllReduce,8,{size},{dtype},0,{time_us},{gb_s:.5f},{1.75 * gb_s:.5f}")
+    path = tmp_path / "rccl.csv"
+    path.write_text("\n".join(lines) + "\n")
+    fit = fullwire.fit_cluster([path], devices_per_node=8)
+    assert {row.bytes for row in fit.residuals} == {2**power for power in range(16, 31)}
 
 
 def test_a_rank_that_is_missing_from_the_list_is_damage(tmp_path: Path) -> None:

@@ -429,6 +429,20 @@ def test_a_fit_that_fills_little_of_the_stated_nics_says_so(
     assert not any("of the NICs' stated rate" in doubt for doubt in undescribed.doubts)
 
 
+@pytest.mark.parametrize(
+    ("op", "sizes"), [("allreduce", (2**22, 2**24)), ("alltoall", (2**30, 2**33))]
+)
+def test_small_sizes_and_an_all_to_all_tell_not_how_much_of_the_nics_rings_fill(
+    tmp_path: Path, op: str, sizes: tuple[int, int]
+) -> None:
+    path = tmp_path / f"{op}.csv"
+    lines = [f"{op},64,{size},{200 + size / 5e3}" for size in sizes]
+    path.write_text("op,ranks,size_bytes,time_us\n" + "\n".join(lines) + "\n")
+    fit = fw.fit_cluster([path], cluster="dgx-h100")
+    assert fit.protocols[-1].between_share < 0.4
+    assert not any("of the NICs' stated rate" in doubt for doubt in fit.doubts)
+
+
 def test_an_all_to_all_over_several_nodes_tells_little_of_their_sums() -> None:
     """Posted tables of GB300: two racks of 64 take longer than one."""
     of_sums = {4: (18920e-6, 37610e-6), 8: (17930e-6, 35722e-6), 64: (18842e-6, 36350e-6)}

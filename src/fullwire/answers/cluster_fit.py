@@ -57,7 +57,8 @@ _MOST_PAST_LINE_RATE = 1.05  # Of the described rate: clocks and rounding may ad
 # Of the bus bandwidth that a ring has at the line rate. Switches that add reached 1.07 on eight
 # H100. Public tables have at most this.
 _MOST_BY_ADDING = 1.3
-_LITTLE = 0.4  # of the NICs' rate: large messages fill 60 to 96 % of it in public tables
+# Of the NICs' rate: rings and trees of so large messages fill 60 to 96 % of it in public tables.
+_LITTLE, _LARGE_BYTES = 0.4, 2**27
 _MOST_OFF = 0.15  # the median error of a row; fits to public tables have at most half of it
 # Two tables of one question disagree if their times are so many times apart at half of the sizes
 # that they share. From small sizes on, one measurement differs from the next.
@@ -106,7 +107,12 @@ class ClusterFit:
                 )
             )
         share, is_described = self.protocols[-1].between_share, not self.cluster.nics.of_tables
-        is_of_many = any(row.workers > self.cluster.devices_per_node for row in self.residuals)
+        is_of_many = any(
+            row.workers > self.cluster.devices_per_node
+            and row.op != "alltoall"  # of which each device fills its own NIC alone
+            and row.bytes >= _LARGE_BYTES
+            for row in self.residuals
+        )
         if share < _LITTLE and is_described and is_of_many:
             doubts.append(FillsLittle(share=share))
         if self.cluster.inside is not None and self.cluster.inside.rate_is_least:
@@ -197,7 +203,8 @@ def fit_cluster(
                 f"{where.devices} devices"
             )
         where = with_nodes(where, -(-most.workers // where.devices_per_node))
-    problems = [note for curve in kept for note in _check_against(where, curve)]
+    has_parts = any(map(_is_beyond_nics, kept))
+    problems = [note for curve in kept for note in _check_against(where, curve, has_parts)]
     problems += [problem for curve in kept for problem in curve.problems]
     for one, other in itertools.combinations(kept, 2):
         _check_together(one, other)
@@ -327,17 +334,19 @@ def _printed(path: Path, table: Printed) -> _Shown:
     """Take a complete table of a benchmark; of a repeated size, the slower time.
 
     People's CSV lists repetitions, of which the middle one counts. Data types that devices add up
-    slowly, as f8e4m3, say nothing about links: one type's rows are taken.
+    slowly, as f8e4m3, say nothing about links: where a size has several types, the rows of one are
+    taken. It is the one with the most sizes, the largest, or a usual one.
     """
     table.refuse_damage(path)
-    dtypes = Counter(row.dtype for row in table.rows if row.bytes >= LEAST_BYTES)
-    dtype = next((each for each in _USUAL_DTYPES if each in dtypes), "")
-    dtype = dtype or max(dtypes, key=dtypes.__getitem__, default="")
-    others = ", ".join(each for each in dtypes if each != dtype)
+    sizes = sorted({(row.bytes, row.dtype) for row in table.rows if row.bytes >= LEAST_BYTES})
+    counts, largest = Counter(dtype for _, dtype in sizes), {dtype: size for size, dtype in sizes}
+    dtype = max((*_USUAL_DTYPES, *counts), key=lambda each: (counts[each], largest.get(each, 0)))
+    has_several = len(sizes) > len({size for size, _ in sizes})
+    others = ", ".join(each for each in counts if each != dtype) if has_several else ""
     left = [f"{name_of(path)}: rows of {others} are left out beside those of {dtype}"]
     rows: dict[int, list[Row]] = {}
     for row in sorted(table.rows, key=lambda row: row.time_us):
-        if row.dtype == dtype:
+        if row.dtype == dtype or not others:
             rows.setdefault(row.bytes, []).append(row)
     rows.pop(0, None)
     is_repeated = table.tool == "csv"
@@ -362,11 +371,13 @@ def _printed(path: Path, table: Printed) -> _Shown:
 def _made(tables: Sequence[_Shown], devices_per_node: int | None, name: str) -> Cluster:
     """Return a cluster that is made from the tables alone, with the devices that they tell of."""
     if devices_per_node is None:
-        told = {table.fullest for table in tables if table.fullest}
+        told = {table.fullest for table in tables if table.nodes and table.fullest}
         if not told:
+            some = [table for table in tables if table.fullest]
+            why = f"{some[0].path} lists only some of its hosts" if some else ""
             raise UsageError(
-                "cluster fit: expected --devices-per-node N, or --cluster FILE that states it: no "
-                "table lists its hosts"
+                "cluster fit: expected --devices-per-node N, or --cluster FILE that states it: "
+                + (why or "no table lists its hosts")
             )
         joined = [table.workers for table in tables if _is_beyond_nics(table)]  # NVL72, as one node
         devices_per_node = max(joined or told)
@@ -452,25 +463,30 @@ def _is_beyond_nics(table: _Shown) -> bool:
 
     The devices of such a node have links of their own, as in a rack of GB200 NVL72.
     """
-    if table.nodes < 2:
+    if table.nodes < 2 or not table.fullest:
         return False
     ways = needs(table.op, _unit(table.nodes, table.fullest), table.workers).values()
     least_bits = min(way.between_s for way in ways)  # of a byte, on the NIC of each device
+    if table.op == "allreduce":  # switches between nodes may add: each node sends a byte once
+        least_bits = min(least_bits, 8 / table.fullest)
     most_bytes_s = max(size / time_s for size, time_s in table.points)
     return most_bytes_s * least_bits > FASTEST_NIC_BPS
 
 
-def _check_against(where: Cluster, table: _Shown) -> list[str]:
+def _check_against(where: Cluster, table: _Shown, has_parts: bool) -> list[str]:
     """Refuse a table that contradicts the description, with the line and the field.
 
-    The result says if its hosts are parts of a node.
+    The result says if its hosts are parts of a node. `has_parts` says if those of any table are.
     """
     nodes = -(-table.workers // where.devices_per_node)
     notes = []
-    if table.nodes > nodes and _is_beyond_nics(table):
+    is_beyond = _is_beyond_nics(table)
+    may_be_parts = has_parts and table.fullest and not where.devices_per_node % table.fullest
+    if table.nodes > nodes and (is_beyond or may_be_parts):
+        more = "exchange more than NICs carry" if is_beyond else "are like those of another table"
         notes = [
-            f"{name_of(table.path)}: its {table.nodes:,} hosts exchange more than NICs carry, and "
-            "are taken as parts of a node"
+            f"{name_of(table.path)}: its {table.nodes:,} hosts {more}, and are taken as parts of a "
+            "node"
         ]
     elif table.nodes and table.nodes != nodes:
         raise UsageError(

@@ -135,7 +135,7 @@ def collective(
         return _by_library(op, where, size, among or where.devices)
     library_on = where if by_library and cluster is not None and has_protocols else None
     if has_library and not states_startup:
-        where = with_large(where, where.measured or usual(where))
+        where = with_large(where, where.measured or usual(where), op)
     algorithm = algorithm or usual_algorithm(op, where)
     how: dict[str, Any] = {"chunk_order": chunk_order, "level": level or "event", "adds": adds}
     how |= {"workers": among, "order": order, "servers": servers, "told": progress}

@@ -44,7 +44,7 @@
     pair_share = 0.5              # a tree of two nodes sends as much as a ring (1), or half (0).
                                   # 0 differs from 1e-6: a tree of four nodes then sends twice that
     half_weight = 0.0             # where tables leave that open: so far from pair_share to half
-    tree_nics_share = 0.9         # share of the NICs that a tree fills, over that of a ring
+    tree_nics_share = 0.9         # of a ring's share of the NICs, a tree or all-to-all fills
     switch_share = 0.9            # rate that adding switches fill, over the rate of a ring
     spread = 0.06                 # standard deviation of a time's logarithm
     # other = {}                  # [measured.other]: a fit that the tables allow too, same keys

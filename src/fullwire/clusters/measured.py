@@ -64,13 +64,13 @@ class Shown:
 class Measured:
     """The result of a fit: protocols, the tree between nodes, each table, and the uncertainty.
 
-    A tree fills `tree_share` of the rate that a ring fills (0 if the library has no tree), and
-    `tree_nics_share` of that on NICs. Between two nodes it may gain nothing over a ring
-    (`pair_share` 1) or send half as much (0). If nothing tells which, a time may lie between both:
-    `half_weight` of the way to the second. Switches that add fill `switch_share` of the rate that a
-    ring fills (0 in older fits, which did not know them). `spread` is the standard deviation of the
-    logarithm of a time, on a device count that the tables have. `other` is a fit that the tables
-    allow as well, and may have an `other` of its own.
+    A tree fills `tree_share` of the rate that a ring fills (0 if the library has no tree). Of the
+    NICs, trees and all-to-alls fill `tree_nics_share` of a ring's share. Between two nodes a tree
+    may gain nothing over a ring (`pair_share` 1) or send half as much (0). If nothing tells which,
+    a time may lie between both: `half_weight` of the way to the second. Switches that add fill
+    `switch_share` of the rate that a ring fills (0 in older fits, which did not know them).
+    `spread` is the standard deviation of the logarithm of a time, on a device count that the tables
+    have. `other` is a fit that the tables allow as well, and may have an `other` of its own.
     """
 
     protocols: tuple[Protocol, ...]

@@ -77,7 +77,9 @@ _QUICKER, _LEAST_FILLED = 0.9, 0.55  # of the time that links allow, of their ra
 # A device also copies its own share of the vector, which no link carries. Its cost, as a share of
 # that of a byte on the link: 0.1 to 0.8 in the tables of seven kinds of devices, mostly 0.3 to 0.5.
 _OWN_SHARE = 0.4
-_HELD_UP = 0.8  # of a ring's time between nodes: links in a node that take so long may hold it up
+# Of a ring's time between nodes: links in a node that take so long may hold it up. It is chosen on
+# one pair of nodes.
+_HELD_UP = 0.8
 
 FIRST_IN_PAIRS = -2  # of the protocols: libraries send point to point by no quicker-starting one
 
@@ -108,7 +110,8 @@ class Needs:
         switch_share = measured.switch_share if self.by_switch else 1.0
         share = measured.half * self.half_share + (1 - measured.half) * measured.pair_share
         between_s = self.between_s + share * self.pair_s
-        between_share = protocol.between_share * (measured.tree_nics_share if self.is_tree else 1)
+        is_ring = not self.is_tree and self.first_protocol != FIRST_IN_PAIRS
+        between_share = protocol.between_share * (1 if is_ring else measured.tree_nics_share)
         return self.inside_s / protocol.inside_share / switch_share, between_s / between_share
 
 
@@ -148,7 +151,7 @@ def needs(
     ring_s, pairs_s = _between(cluster, workers, nodes)
     ring = usual_algorithm(op, cluster)
     if op == "alltoall":
-        # Of PCIe, the way to the NIC is the device's own link, too.
+        # Of PCIe, the way to the NIC is the device's own link, too. One pair of nodes shows it.
         through = workers if links is not None and links.kind == "pcie" else here
         return {
             "pairwise": Needs(
@@ -501,13 +504,14 @@ def _spread(
     return math.hypot(*terms)
 
 
-def with_large(cluster: Cluster, measured: Measured) -> Cluster:
+def with_large(cluster: Cluster, measured: Measured, op: str = "") -> Cluster:
     """Return a cluster with the start-up and shares of large messages, if it states none."""
     large, inside, nics = measured.protocols[-1], cluster.inside, cluster.nics
     if inside is not None and inside.payload_share == 1:
         inside = replace(inside, payload_share=min(large.inside_share, 1.0))
     if nics.payload_share == 1:
-        nics = replace(nics, payload_share=min(large.between_share, 1.0))
+        share = large.between_share * (measured.tree_nics_share if op == "alltoall" else 1)
+        nics = replace(nics, payload_share=min(share, 1.0))
     startup_s = cluster.startup_s or large.startup_s
     return replace(cluster, startup_s=startup_s, inside=inside, nics=nics)
 

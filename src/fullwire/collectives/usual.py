@@ -48,8 +48,9 @@ _USUAL_INSIDE = (
     (8 * 400e9, ((5.7e-6, 0.76e-6, 0.37), (15e-6, 0.84e-6, 0.71), (56e-6, 1.6e-6, 0.84)), 0.78),
 )
 # Rings fill more of NICs of 400 Gbps and more, if their rate is stated: MI325X on 2 to 8 nodes,
-# H100 on 4 and on 128 nodes (88, 92 and 92 %).
-_FAST_NIC_BPS, _FAST_NIC_SHARE = 400e9, 0.88
+# H100 on 4 and on 128 nodes (88, 92 and 92 %). Up to 200 Gbps they fill the usual share, and it
+# rises between both rates, so that no time jumps.
+_SLOW_NIC_BPS, _FAST_NIC_BPS, _FAST_NIC_SHARE = 200e9, 400e9, 0.88
 USUAL_TREE_SHARE, USUAL_PAIR_SHARE, USUAL_SWITCH_SHARE = 0.9, 0.7, 0.82
 _OF_USUAL = 0.17  # how sure a time is without tables: the deviation of its logarithm
 # Than a tree of two nodes needs. Switches that add make links look up to 1.3 times as fast, and
@@ -79,8 +80,9 @@ def usual(cluster: Cluster) -> Measured:
             break
     half = half_weight(nics.rate_bps * nics.per_node, cluster.inside)
     inside = own / protocols[-1].inside_share if own != 1 else 1.0
-    is_fast = nics.rate_bps >= _FAST_NIC_BPS and not nics.of_tables
-    filled = _FAST_NIC_SHARE if is_fast else large.between_share
+    faster = (nics.rate_bps - _SLOW_NIC_BPS) / (_FAST_NIC_BPS - _SLOW_NIC_BPS)
+    faster = 0.0 if nics.of_tables else min(max(faster, 0.0), 1.0)
+    filled = large.between_share + faster * (_FAST_NIC_SHARE - large.between_share)
     between = (filled if nics.payload_share == 1 else nics.payload_share) / large.between_share
     return Measured(
         protocols=tuple(
@@ -93,7 +95,7 @@ def usual(cluster: Cluster) -> Measured:
             for protocol in protocols
         ),
         tree_share=USUAL_TREE_SHARE,
-        tree_nics_share=large.between_share / filled,  # trees fill no more of fast NICs
+        tree_nics_share=large.between_share / filled,  # others fill no more of fast NICs
         pair_share=0.0 if half == 1 else USUAL_PAIR_SHARE,
         half_weight=0.0 if half == 1 else half,
         switch_share=switch_share,

@@ -430,12 +430,15 @@ def not_listed(ranks: int, told: int | None) -> list[str]:
     return [] if ranks else [f"its ranks are not listed: {taken}"]
 
 
-def off_ratio(op: str, rows: Sequence[Row], ranks: int) -> list[str]:
+def off_ratio(op: str, rows: Sequence[Row], ranks: int, *, is_exact: bool = False) -> list[str]:
     """Say which row's bus bandwidth is in a wrong ratio to its algorithm bandwidth, if one is.
 
     The ratio follows from the operation and its ranks. The fastest row shows it best: if that is
     not the ratio of the named operation, the file may have a wrong name. A row may differ from the
     others alone, by a wrong digit.
+
+    - `is_exact`: the rows have two decimals, and are held to the ratio of the fastest by these
+      alone. Rows of several tables may differ by little more.
     """
     told = [row for row in rows if min(row.algorithm_gb_s, row.bus_gb_s) > 0]
     if not told:
@@ -445,9 +448,11 @@ def off_ratio(op: str, rows: Sequence[Row], ranks: int) -> list[str]:
         expected = f"and the named operation, {op} among {ranks:,}, has {factor:.3g}"
     else:
         sure = [row for row in told if min(row.algorithm_gb_s, row.bus_gb_s) >= 100 * _LAST_DIGIT]
-        if len(sure) > 2:
-            usual = median(row.bus_gb_s / row.algorithm_gb_s for row in sure)
-            others = [row for row in sure if not _fits(row, usual)]
+        if len(sure) > 2 or is_exact:
+            usual = median(
+                row.bus_gb_s / row.algorithm_gb_s for row in ([off] if is_exact else sure)
+            )
+            others = [row for row in sure if not _fits(row, usual, 0.0 if is_exact else 0.01)]
             if others:
                 off, expected = others[0], f"and {usual:.3g} times in other rows"
     if not expected:
@@ -456,10 +461,10 @@ def off_ratio(op: str, rows: Sequence[Row], ranks: int) -> list[str]:
     return [f"{where}busbw is {off.bus_gb_s / off.algorithm_gb_s:.3g} times algbw, {expected}"]
 
 
-def _fits(row: Row, factor: float) -> bool:
+def _fits(row: Row, factor: float, least: float = 0.01) -> bool:
     """Say whether a row's bus bandwidth is so many times its algorithm bandwidth, by its digits."""
     share = row.bus_gb_s / row.algorithm_gb_s
-    unsure = max(0.01, 2 * share * _LAST_DIGIT / min(row.algorithm_gb_s, row.bus_gb_s))
+    unsure = max(least, 2 * share * _LAST_DIGIT / min(row.algorithm_gb_s, row.bus_gb_s))
     return abs(factor - share) <= unsure
 
 
@@ -478,14 +483,15 @@ def op_told(row: Row, ranks: int, reduces: bool, has_root: bool) -> str:
     """Return the operation that the ratio of a row's bus to algorithm bandwidth implies, or "".
 
     The result is "" for operations that just move data and lack a root: several have one ratio.
-    Of a sum among unknown ranks, the ratio is at least 1 if all ranks get it, and else below 1.
+    Of a sum among unknown ranks, the ratio is above 1 if all ranks get it, and else below 1.
     """
     if min(row.bus_gb_s, row.algorithm_gb_s) <= 0 or not (reduces or has_root):
         return ""
     if ranks < 2:
         share = row.bus_gb_s / row.algorithm_gb_s
         is_told = not has_root and row.algorithm_gb_s >= 100 * _LAST_DIGIT
-        return ("allreduce" if share >= 1 else "reducescatter" if share < 0.99 else "") * is_told
+        is_told &= abs(share - 1) > 0.01  # sendrecv prints a sum, too, and two equal bandwidths
+        return ("allreduce" if share > 1 else "reducescatter") * is_told
     rooted, rootless = ["reduce" if reduces else "broadcast"], ["allreduce", "reducescatter"]
     fits = [op for op in (rooted if has_root else rootless) if _fits(row, bus_factor(op, ranks))]
     return fits[0] if len(fits) == 1 else ""

@@ -173,7 +173,8 @@ class _Reading:
         self.mentioned = ""  # the operation named after the table's end, which is the next table's
         self._op, self._has_end = op, False
         self._broken, self._broken_line = 0, 0  # rows that are not whole, and the line of the first
-        self._left_over = list[str]()  # words of the last line, if they are of no row
+        self._left_over = list[str]()  # words after the last row
+        self._anew_line = 0  # of a row after such words, without a larger size than before them
         self._beyond = 0  # rows beyond the most
         self._off = list[str]()  # values of rows that contradict each other, in words
         self._averages_gb_s = list[float]()  # as printed: one, or one of each test in the file
@@ -220,7 +221,7 @@ class _Reading:
             self.launch.take_heading(int(of_process[1]) * int(of_process[2]))
         if text.startswith("#") or _columns(text):
             self._columns = _columns(text) or self._columns
-            self._has_marks |= text.startswith("#")
+            self._has_marks, self._left_over = self._has_marks or text.startswith("#"), [text]
             self._tells_wrong |= "#wrong" in text
             rank = _RANK.match(text)
             if rank is not None and int(rank[1]) < _MOST_RANKS:
@@ -245,7 +246,9 @@ class _Reading:
         )
         if begins_row and not self._columns:
             self._columns = _columns_of(words)
-        self._left_over = [] if begins_row else words
+        if begins_row and self._left_over and self._row and int(words[0]) <= int(self._row[0]):
+            self._anew_line = self._anew_line or line
+        self._left_over = [] if begins_row else words or self._left_over
         if message and not (begins_row and len(words) >= max([len(self._row), *self._widths])):
             pass  # a row before it was about to be measured
         elif self._columns and begins_row:
@@ -317,45 +320,42 @@ class _Reading:
             self._broken += 1  # a row that was cut within its size or count
         if self._rows:
             widest = max(self._rows, key=attrgetter("bus_gb_s"))
-            op = self._op or op_named(path.stem)
-            is_told = not op
+            named = self._op or op_named(path.stem)
             listed, hosts, split = one_group(path, [*self._groups.values()])
-            is_short = len(self._groups) < self._ranks
-            if is_short and not split:  # people shorten the list: its last rank tells how many
-                listed, hosts = self._ranks, []
-            if is_told:
-                op = op_told(widest, listed, self._reduces, self._has_root)
+            short = not_all_listed(len(self._groups), self._ranks)
+            if short and not split:  # people shorten the list: its last rank tells how many
+                listed = self._ranks
+            op = named or op_told(widest, listed, self._reduces, self._has_root)
             told = ranks_told(op, widest)
             wrong, beyond = max(self._wrong, int(self._wrong_in_rows)), (self._beyond, _MOST_ROWS)
             problems = row_problems(wrong, self._broken, beyond, self._off, self._broken_line)
-            ratio = off_ratio(op, self._rows, listed)
-            short = not_all_listed(len(self._groups), self._ranks)
-            if ratio or split or not op:  # else bandwidths show that the list was just shortened
-                problems += short or ratio
+            ratio = off_ratio(op, self._rows, listed, is_exact=not listed)
+            is_cut = split or ratio or told != listed  # and was not just shortened
+            problems += short if short and is_cut else ratio
+            failed = max(self._ended_line, self._failed_line)
+            is_open &= not (is_last := failed >= self._line)  # and no row was measured after it
+            if is_open and self._anew_line:
+                problems.append(f"line {self._anew_line:,}: sizes begin anew after other words")
             problems += self.launch.off_ranks(op, self._ranks)
             is_damaged = bool(problems)
             # The rows that are left are good: their reader may have taken others away.
             problems = problems or off_average(self._averages_gb_s, self._rows)
-            if not is_damaged:
-                problems += [f"{each}: by its bandwidths {listed:,}" for each in short]
-            failed = max(self._ended_line, self._failed_line)
-            is_last = failed >= self._line  # and no row was measured after it
-            if is_open and not is_last:
-                problems.append("it ends before its average, so sizes may be missing")
+            if not is_damaged and short:
+                problems.append(f"{short[0]}: by its bandwidths {listed:,}")
+            problems += ["it ends before its average, so sizes may be missing"] * is_open
             if failed:
                 after = ": later sizes are missing" if is_last else ""
                 problems.append(f"its test failed or was ended in line {failed:,}{after}")
-            if is_told and op:
+            if op != named:
                 problems.append(f"its operation is not named: by its bandwidths {op}")
             problems += split + not_listed(listed, told)
-            devices = sorted(set(filter(None, self._devices.values())))
             yield Table(
                 op=op,
                 workers=listed or told or 1,
-                device=", ".join(devices[:8]),
+                device=", ".join(sorted(set(filter(None, self._devices.values())))[:8]),
                 rows=tuple(self._rows),
                 problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
-                nodes=len(hosts),
+                nodes=0 if short else len(hosts),
                 fullest=max(hosts, default=0),
                 is_damaged=is_damaged,
                 line=self._rank_line or self._rows[0].line,
