@@ -52,7 +52,7 @@ class Wait(NamedTuple):
 Program: TypeAlias = Sequence[Compute | Call | Ready | Wait]
 # The transport that a recording without clocks of processors is taken to have.
 LIKE_GLOO = a_transport(
-    share=0.997 * 0.956, processor_s_per_byte=1.1e-9, processor_s_per_hop=0.4e-3, apart=0.28
+    share=0.997 * 0.956, processor_s_per_byte=1.0e-9, processor_s_per_hop=0.4e-3, apart=0.28
 )
 
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from fullwire.compression.codec import named_in
 from fullwire.run.centre import median_of
-from fullwire.run.intervals import covered_ns, union, within
+from fullwire.run.intervals import covered_ns
 from fullwire.run.kinds import EARLIER, kinds_of
 from fullwire.run.placement import ranks_per_processor, sums_on_processors
 from fullwire.run.processors import own_work_s
@@ -436,7 +436,15 @@ def _moments(
         if kinds(here) == kinds(usual.rows(in_order(usual))):
             during = spans.rows((spans.step == number) & (spans.name == "wait"))
             during = during.rows(during.lane == "communication")
-            waited_ns = within(here.issue_ns, here.end_ns, union(during.start_ns, during.end_ns))
+            # Several may be on their way: a wait is for the one whose end is nearest to its own.
+            apart_ns = np.abs(here.end_ns - during.end_ns[:, None])
+            is_beside = (here.issue_ns < during.end_ns[:, None]) & (
+                here.end_ns > during.start_ns[:, None]
+            )
+            awaited = np.where(is_beside, apart_ns, MOST_NS).argmin(axis=1)
+            over_ns = np.minimum(during.end_ns, table.computed_ns[place[0], step])
+            waited_ns = np.maximum(over_ns - during.start_ns, 0) * is_beside.any(axis=1)
+            waited_ns = np.bincount(awaited, waited_ns, len(here))
             moments.append((here.issue_ns - begin_ns, waited_ns))
     came_ns, waits_ns = np.empty((2, len(usual)), np.int64)
     came_ns[in_order(usual)], waits_ns[in_order(usual)] = np.mean(moments, axis=0).round()
