@@ -276,3 +276,56 @@ def test_what_follows_the_passes_is_once_in_a_step_of_several() -> None:
         assert step_s == pytest.approx(truth_s, rel=0.04)  # the optimizer's 3 ms count in each
     bits = table["network_utilization"] * table["step_s"] * GBPS
     assert bits[0] == pytest.approx(2 * bits[1])
+
+
+def splitting_the_first_layer(rank: int) -> Program:
+    """Step as replicas of a split model whose inputs need gradients: a sum ends the pass."""
+    pair, others = rank // 2, rank % 2
+    split = Call(f"split {pair}", (2 * pair, 2 * pair + 1), "allreduce", 3 * MB)
+    bucket = Call(f"replicas {others}", (others, others + 2), "allreduce", MB, False)
+    steps: list[Compute | Call | Ready | Wait] = [Compute("forward", 4), split] * 6
+    steps.append(Compute("forward", 1))
+    for layer in range(6):
+        steps.append(Compute("backward", 8))
+        if layer % 2:
+            steps += [Ready(MB), bucket]
+        steps.append(split)
+    return [*steps, Wait(), Compute("optimizer", 3)]
+
+
+@pytest.mark.parametrize("steps", range(7, 13))
+def test_the_sum_that_ends_a_pass_is_of_the_pass_in_any_number_of_steps(steps: int) -> None:
+    facts: dict[str, FactValue] = {"buckets": "ddp:2MiB"}
+    run = played(splitting_the_first_layer, 4, GBPS, steps=steps, jitter=0.05, facts=facts)
+    [step_s] = fw.whatif(run, accumulate="4", transport="measured")["step_s"]
+    assert step_s == pytest.approx(0.393, rel=0.015)  # a quarter of a step that is played so
+
+
+def test_broadcasts_of_one_root_fill_its_link() -> None:
+    """Before the passes, the first rank sends the buffers of a model to the others."""
+
+    def with_buffers(rank: int) -> Program:
+        return [Call("0", (0, 1), "broadcast", 2 * MB), *sharing_optimizer_state(rank)]
+
+    table = fw.whatif(on_ddp(with_buffers, 2, GBPS / 5), transport="measured")
+    carried = table["network_utilization"][0] * table["step_s"][0] * GBPS / 5 / 8
+    assert carried == pytest.approx((2 + 3 * 3 + 9 / 2) * MB, rel=0.01)
+
+
+def test_sums_within_a_host_are_on_no_link() -> None:
+    hosts: dict[str, FactValue] = {"buckets": "ddp:2MiB", "machines": 2, "hosts": "a,a,b,b"}
+    run = played(split_and_replicated(sums_of=MB), 4, GBPS, facts=hosts)
+    table = fw.whatif(run, transport="measured")
+    carried = table["network_utilization"][0] * table["step_s"][0] * GBPS / 8
+    assert carried == pytest.approx(3 * 3 * MB, rel=0.01)
+
+
+@pytest.mark.parametrize("rate", ["200Mbps", "5Gbps"])
+def test_an_order_of_buckets_is_no_quicker_beside_sums_that_computing_waits_for(rate: str) -> None:
+    run = on_ddp(split_and_replicated(sums_of=MB), 4, GBPS / 5)
+    fifo, priority = (
+        fw.whatif(run, lane=lane, bandwidth=rate, transport="measured")["step_s"][0]
+        for lane in ("fifo", "priority")
+    )
+    assert priority == fifo
+    assert not [fix for fix in fw.explain(run).fixes if fix.kind == "priority"]

@@ -167,7 +167,8 @@ def shared_lane_s(
     A model that is split over ranks has such sums in its backward pass. While computing waits for
     one, a bucket that is on its way has half of the link, and the sum takes as much longer. So no
     bucket hides behind a wait for free. The waits of the recording go: the moments at which buckets
-    are ready, and at which computing comes to a sum, are of computing alone here.
+    are ready, and at which computing comes to a sum, are of computing alone here. Another order of
+    the buckets leaves the link as full, so `priority` counts as no quicker than `fifo` there.
 
     - `others_s`: how long each of the step's other collectives takes alone.
     """
