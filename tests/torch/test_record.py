@@ -138,6 +138,8 @@ SENDS_NOTHING = """
 import sys, torch, torch.distributed as dist
 if "alone" not in sys.argv:
     dist.init_process_group("gloo")
+if "in stages" in sys.argv:
+    import torch.distributed.pipelining
 torch.set_num_threads(3)
 weight = torch.nn.Parameter(torch.zeros(4))
 optimizer = torch.optim.SGD([weight], 0.1)
@@ -160,6 +162,10 @@ def test_a_job_that_sends_nothing_still_tells_its_back_end_and_its_torch(tmp_pat
     (tmp_path / "job.run").rename(tmp_path / "silent.run")
     run, _ = recorded(tmp_path, sys.executable, UNCOMPILED, str(script), "alone")
     assert (run.facts.backend, run.facts.torch is None) == (None, False)
+    assert run.facts.pipelining is None
+    (tmp_path / "job.run").rename(tmp_path / "alone.run")
+    run, _ = recorded(tmp_path, sys.executable, str(script), "alone", "in stages")
+    assert run.facts.pipelining == "torch"
 
 
 LIVE_LINE = re.compile(rb"\r\x1b\[Kfullwire: (\d+) steps, lately [\d.]+ ms each\r")

@@ -59,16 +59,6 @@ def host_load(op: str, algorithm: str, workers: int, per_host: int) -> float:
     return float(sent.max() / by_rank.max())
 
 
-def mean_sent_bytes(op: str, workers: int, size_bytes: float) -> float:
-    """Return the bytes that a rank sends in a run's collective, as the mean of its ranks.
-
-    A run does not name the roots of its broadcasts. Where ranks own parameters, each is one.
-    """
-    if op == "broadcast":
-        return size_bytes * (1 - 1 / workers)
-    return float(recorded_cost(op, workers, size_bytes, AddTimes()).sent_bytes)
-
-
 def half_a_part(op: str, workers: int) -> float:
     """Return half of a rank's part of a gather, as a share of its bytes on the wire.
 

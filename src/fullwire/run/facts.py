@@ -134,6 +134,7 @@ class Facts:
     hook: str | None = fact("the communication hook that the script gave DDP", may_be_none=True)
     torch: str | None = fact("version of PyTorch in the job")
     framework: str | None = fact("the library whose trainer runs the job", may_be_none=True)
+    pipelining: str | None = fact("the library of the job for pipelines of stages")
     dilation: float | None = fact(
         "how many times slower the job ran than times here say", _FACTOR, may_be_none=True
     )

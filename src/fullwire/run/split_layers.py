@@ -67,7 +67,7 @@ def are_between_stages(rows: Collectives, *, are_calls: bool = False) -> NDArray
     Around a ring, each rank takes something at the moment when it hands something on. The last
     stage of a pipeline takes a batch, and hands it back after its passes. A script that calls its
     transfers (`are_calls`) may wait for one before it calls the other. It may also send data one
-    way alone, as no stage does.
+    way alone, which tells nothing.
     """
     are_work = np.isin(rows.op, ("send", "recv")) & (rows.bytes >= LEAST_BYTES)
     places = np.flatnonzero(are_work & (rows.step >= 0))

@@ -46,6 +46,7 @@ class Others:
     awaited: tuple[bool, ...] = ()  # amidst computation, which needs their results
     issue_ns: tuple[int, ...] = ()  # after the backward pass began: 0 before, AFTER_NS after it
     waits_ns: tuple[int, ...] = ()  # of computing in the backward pass for each, if for any
+    in_host: tuple[bool, ...] = ()  # between ranks of one host, which no line joins, if any are
     are_gradients: bool = False  # summed by hand, in place of buckets
     are_of_more: bool = False  # these sums, as they have many more bytes than the gradients
     sum_gradients: bool = False  # in another way, as shards are, in place of buckets too
@@ -69,6 +70,12 @@ class Others:
         return [
             kind for kind, at_ns in zip(self.kinds, self.issue_ns, strict=True) if at_ns == AFTER_NS
         ]
+
+    @property
+    def kinds_in_hosts(self) -> list[tuple[str, int, int]]:
+        """Return the kinds of those within one host, but for those after the backward pass."""
+        rows = zip(self.kinds, self.issue_ns, self.in_host, strict=bool(self.in_host))
+        return [kind for kind, at_ns, is_inside in rows if is_inside and at_ns != AFTER_NS]
 
     def slower(self, times: float) -> Others:
         """Return the collectives of a step whose own work takes so many times as long."""
@@ -151,6 +158,7 @@ class Others:
             members=kept(self.members),
             issue_ns=kept(self.issue_ns),
             waits_ns=kept(self.waits_ns) if self.waits_ns else (),
+            in_host=kept(self.in_host) if self.in_host else (),
             awaited=kept(self.awaited),
             course=self.course and self.course.of(places),
         )

@@ -17,7 +17,6 @@ import numpy as np
 from fullwire.collectives.closed_form import (
     gradient_cost,
     half_a_part,
-    mean_sent_bytes,
     on_wire,
     recorded_cost,
 )
@@ -158,8 +157,7 @@ class Messages:
 
     def others_bits(self, chosen: slice, passes: int) -> Floats:
         """Return the bits on a host's link, a pass, of the collectives that are no buckets."""
-        once = 1 - 1 / passes
-        bits = ((e.count - once * e.after) * e.sent_bits * e.on_link for e in self.others)
+        bits = (other.pass_bits + other.once_bits / passes for other in self.others)
         return np.asarray(running_sum(bits)[chosen, None, None])
 
     def exposed(
@@ -171,7 +169,7 @@ class Messages:
         longer = self.subject.passes_by_turns(self.workers[chosen])
         if is_longer := bool(np.any(longer > 1)):
             cost_s = (each_s / longer for each_s in cost_s)
-        if self.lane == "priority":
+        if self.lane == "priority" and not step.others.waits_ns:
             costs = list(cost_s)
             timeline = timeline_of(step, self.buckets, priority_timeline, costs)
             by_buckets_s = priority_overhead_s(step, self.buckets, timeline)
@@ -445,10 +443,10 @@ class _Other:
     """Equal collectives of a step that are no buckets, by workers."""
 
     wire_bits: Floats
-    sent_bits: Floats
+    pass_bits: Floats  # that a host's link carries for all in the passes: 0 for groups on one host
+    once_bits: Floats  # the same after the passes, where each rank broadcasts what it owns
     hops: Floats
     load: Floats  # of a host's link, over that of a rank with its own
-    on_link: Floats  # the same, and 0 for groups on one host
     halves: Floats  # of a rank's part, as a share of a gather's bytes
     latency_s: float
     count: int
@@ -576,22 +574,25 @@ def _others(
     others = subject.step.others
     if others.are_gradients:  # they are the messages
         return
-    after = Counter(others.kinds_after)
+    after, inside = Counter(others.kinds_after), Counter(others.kinds_in_hosts)
     for (op, size, members), count in Counter(others.kinds).items():
         ranks = [ranks_among(members, among) for among in workers]
         cost_of = {each: recorded_cost(op, each, size, subject.adds) for each in set(ranks)}
         costs = [cost_of[each] for each in ranks]
         loads = subject.nic_loads(workers, *on_wire(op))
+        on_link, late = np.minimum(loads, 1.0) if members else loads, after[op, size, members]
+        sent_bytes = np.array([float(cost.sent_bytes) for cost in costs])
+        mean_bytes = size * (1 - 1 / np.array(ranks)) if op == "broadcast" else sent_bytes
         yield _Other(
             wire_bits=np.array([8 * float(cost.wire_bytes) for cost in costs]),
-            sent_bits=np.array([8 * mean_sent_bytes(op, each, size) for each in ranks]),
+            pass_bits=8 * sent_bytes * (count - late - inside[op, size, members]) * on_link,
+            once_bits=8 * mean_bytes * late * on_link,
             hops=np.array([float(cost.hops) for cost in costs]),
             halves=np.array([half_a_part(op, each) for each in ranks]),
             load=np.ones(len(workers)) if members else loads,
-            on_link=np.minimum(loads, 1.0) if members else loads,
             latency_s=latency_s,
             count=count,
-            after=after[op, size, members],
+            after=late,
             kind=(op, size, members),
             routed=()
             if on_links is None

@@ -292,7 +292,8 @@ def _of_one_rank(run: Run, subject: Subject, point: Grid) -> Run:
         if step.others.waits_ns:  # those of the recording's link
             step, buckets = of_computing_alone(step, messages.buckets)
             messages = replace(messages, buckets=buckets)
-        on_lane = fifo_timeline if point.lane == "fifo" else priority_timeline
+        is_fifo = point.lane == "fifo" or step.others.waits_ns
+        on_lane = fifo_timeline if is_fifo else priority_timeline
         costs_s = [each_s[0, 0, 0] for each_s in messages.cost_s(*asked)]
         timeline = timeline_of(messages.subject.step, messages.buckets, on_lane, costs_s)
         conditions = Facts(

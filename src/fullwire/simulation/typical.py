@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from fullwire.compression.codec import named_in
 from fullwire.run.centre import median_of
-from fullwire.run.intervals import covered_ns, union, within
+from fullwire.run.intervals import covered_ns
 from fullwire.run.kinds import EARLIER, kinds_of
-from fullwire.run.placement import ranks_per_processor, sums_on_processors
+from fullwire.run.placement import host_of_rank, ranks_per_processor, sums_on_processors
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Run, Spans, Whole
 from fullwire.run.split_layers import are_between_stages
@@ -367,9 +367,10 @@ def _others(
     # A step's own time varies little. Its exposed time varies as much as the step does.
     exposed_ns = max(_mean_ns(length_ns[table.usual]) - _mean_ns(own_ns), 0)
     awaited = are_awaited(usual, spans.rows(spans.step == table.numbers[middle]))
-    issue_ns, waits_ns = _moments(rows, spans, table, place, usual)
+    issue_ns, waits_ns = _moments(rows, spans, table, place, usual, awaited)
     # Beside buckets they share a link, unless devices carry both.
     waits_ns = waits_ns * np.array(awaited) * (len(all_buckets) > 0 and sums_on_processors(run))
+    in_host = _are_in_host(run, of_all, usual, members)
     is_sum = (usual.op == "allreduce") | (usual.op == "reducescatter")
     sums_all = bool(usual.bytes[is_sum].sum() >= table.bytes.sum() > 0)
     sum_gradients = run.facts.buckets is None and sums_all
@@ -380,8 +381,8 @@ def _others(
     is_one_pass = not (spans.name[spans.step == table.numbers[middle]] == EARLIER).any()
     in_pass = usual.bytes[usual.issue_ns > table.backward_ns[place]].sum()
     of_more = is_one_pass and in_pass > TIMES_GRADIENTS * table.bytes.sum()
-    growing, adds_up = None, False
-    if sum_gradients and not by_hand:
+    growing, adds_up, are_shards = None, False, sum_gradients and not by_hand
+    if are_shards:
         sums = usual.rows(is_sum & (usual.issue_ns >= table.backward_ns[place]))
         growing, adds_up = summing_group(sums, members, int(table.bytes.sum()), workers)
     counts, is_growing = np.array(among), usual.group.astype(str) == str(growing)
@@ -399,27 +400,43 @@ def _others(
         awaited=awaited,
         issue_ns=tuple(issue_ns.tolist()),
         waits_ns=tuple(waits_ns.tolist()) if waits_ns.any() else (),
+        in_host=in_host if any(in_host) else (),
         are_gradients=sum_gradients and by_hand,
         are_of_more=sum_gradients and by_hand and bool(of_more),
-        sum_gradients=sum_gradients and not by_hand,
+        sum_gradients=are_shards,
         adds_up_shards=adds_up,
-        course=_course(
-            run,
-            (of_all, all_buckets),
-            usual,
-            table,
-            place,
-            are_shards=sum_gradients and not by_hand,
-        ),
+        course=_course(run, (of_all, all_buckets), usual, table, place, are_shards=are_shards),
     )
 
 
+def _are_in_host(
+    run: Run, of_all: Collectives, usual: Collectives, members: Mapping[str, int]
+) -> tuple[bool, ...]:
+    """Return which are between ranks of one host, as far as the run names the hosts of all."""
+    hosts = host_of_rank(run)
+    if not sums_on_processors(run) or len(hosts) != _workers(run):
+        return (False,) * len(usual)
+    inside = set()
+    for name in set(usual.group.astype(str).tolist()):
+        ranks = set(of_all.rank[of_all.group == name].tolist())
+        if len(ranks) == members[name] and len({hosts.get(rank) for rank in ranks}) == 1:
+            inside.add(name)
+    return tuple(name in inside for name in usual.group.astype(str).tolist())
+
+
 def _moments(
-    rows: Collectives, spans: Spans, table: Steps, place: tuple[int, int], usual: Collectives
+    rows: Collectives,
+    spans: Spans,
+    table: Steps,
+    place: tuple[int, int],
+    usual: Collectives,
+    awaited: Sequence[bool],
 ) -> tuple[Whole, Whole]:
     """Return when a rank comes to its usual collectives in a backward pass, and its waits there.
 
-    Both are means over the steps that have the same collectives.
+    Both are means over the steps that have the same collectives. A collective is after the pass if
+    it is in most of these steps. A sum of the kind and the group that computing waits for within
+    the pass is of the pass, too: it is that of the last layer.
     """
 
     def in_order(each: Collectives) -> NDArray[np.intp]:
@@ -436,13 +453,27 @@ def _moments(
         if kinds(here) == kinds(usual.rows(in_order(usual))):
             during = spans.rows((spans.step == number) & (spans.name == "wait"))
             during = during.rows(during.lane == "communication")
-            waited_ns = within(here.issue_ns, here.end_ns, union(during.start_ns, during.end_ns))
-            moments.append((here.issue_ns - begin_ns, waited_ns))
-    came_ns, waits_ns = np.empty((2, len(usual)), np.int64)
-    came_ns[in_order(usual)], waits_ns[in_order(usual)] = np.mean(moments, axis=0).round()
+            # Several may be on their way: a wait is for the one whose end is nearest to its own.
+            apart_ns = np.abs(here.end_ns - during.end_ns[:, None])
+            is_beside = (here.issue_ns < during.end_ns[:, None]) & (
+                here.end_ns > during.start_ns[:, None]
+            )
+            waited_for = np.where(is_beside, apart_ns, MOST_NS).argmin(axis=1)
+            over_ns = np.minimum(during.end_ns, table.computed_ns[place[0], step])
+            waited_ns = np.maximum(over_ns - during.start_ns, 0) * is_beside.any(axis=1)
+            waited_ns = np.bincount(waited_for, waited_ns, len(here))
+            is_after = here.issue_ns >= table.computed_ns[place[0], step]
+            moments.append((here.issue_ns - begin_ns, waited_ns, is_after))
+    means = np.empty((3, len(usual)))
+    means[:, in_order(usual)] = np.mean(moments, axis=0)
+    came_ns, waits_ns = means[:2].round().astype(np.int64)
+    is_after = means[2] > 0.5
+    is_amidst = (came_ns > 0) & ~is_after
+    names = [f"{name} {kind}" for name, kind in zip(usual.group, kinds(usual), strict=True)]
+    of_layers = np.array(names)[is_amidst & np.array(awaited)]
+    is_after &= ~np.isin(names, of_layers)
     backward_ns = table.computed_ns[place] - table.backward_ns[place]
-    is_amidst = (came_ns > 0) & (came_ns < backward_ns)
-    came_ns = np.where(came_ns < backward_ns, np.maximum(came_ns, 0), AFTER_NS)
+    came_ns = np.where(is_after, AFTER_NS, np.clip(came_ns, 0, backward_ns))
     return came_ns, np.where(is_amidst, waits_ns, 0)
 
 

@@ -108,7 +108,8 @@ def _join_stages(run: Run, group: Coded) -> NDArray[np.bool_]:
 
     Its name or its description says so, or the transfers of a job do. So does a group with two
     stages among its ranks. These meet at a norm or at the end of a step, and the first one is the
-    last to drain.
+    last to drain. The calls of a recording tell so only beside a library for pipelines: workers and
+    their parameter server, or ranks that exchange models, call the same.
     """
     described = descriptions_of(run.facts.group_names or "")
     texts = [str(name) for name in group.names]
@@ -120,7 +121,7 @@ def _join_stages(run: Run, group: Coded) -> NDArray[np.bool_]:
     if run.provenance.origin == "simulated" and not is_written:
         return found
     are_calls = run.provenance.origin == "measured"
-    if are_calls or not sums_on_processors(run):
+    if run.facts.pipelining if are_calls else not sums_on_processors(run):
         found[group.codes[are_between_stages(run.collectives, are_calls=are_calls)]] = True
     if not found.any():
         return found

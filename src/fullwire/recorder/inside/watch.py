@@ -78,6 +78,8 @@ def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None
     at_end(close)
     before_hard_end(close)
     after_import("fullwire.compression.hook", functools.partial(_watch_compression, journal))
+    pipelining = functools.partial(journal.define, kind="fact", name="pipelining", value="torch")
+    after_import("torch.distributed.pipelining", pipelining)
     gradients = watch_gradients(journal, clock, noise)
     before_forward = BeforeForward(journal)
     probes = None
