@@ -102,7 +102,7 @@ MEANINGS: Mapping[str, str] = {
     "membership.events.lasts_s": "How long it took; 0 where it has no length.",
     "membership.events.workers": "The workers that it is about.",
     "baseline_source": "Whether baseline_step_s is measured or estimated.",
-    "baseline_is_estimated": "Whether baseline_step_s comes from this run, without another one.",
+    "baseline_is_estimated": "False if baseline_step_s is a measured step of one worker.",
     "baseline_interval.low_s": "The lower end of its 95 % interval.",
     "baseline_interval.high_s": "The upper end of its 95 % interval.",
     "explain.passes": "Passes of a step; null where the run does not tell.",

@@ -162,7 +162,10 @@ def test_torchrun_that_is_told_to_stay_alone_is_warned_of(
 @pytest.mark.parametrize(
     ("words", "cause"),
     [
-        ("accelerate launch --num_processes 2 train.py", "--num_processes 2"),
+        (
+            "accelerate launch --multi_gpu train.py",
+            "accelerate reads no variable that names the others",
+        ),
         ("mpirun -n 2 python train.py", "mpirun reads no variable that names the others"),
         ("torchrun --nnodes=1 train.py", "--nnodes=1"),
         ("torchrun --rdzv-endpoint localhost:0 train.py", "--rdzv-endpoint localhost:0"),
@@ -179,6 +182,20 @@ def test_launchers_that_know_of_no_other_host_are_named(
     assert "sent nothing to another host" in after
 
 
+@pytest.mark.parametrize("more", ["", " --main_process_ip 127.0.0.1"])
+def test_accelerate_that_sets_the_address_of_rank_0_is_warned_of(tmp_path: Path, more: str) -> None:
+    """Every rank but rank 0 would wait there for ever."""
+    (tmp_path / "accelerate").write_text("#!/bin/sh\n")
+    (tmp_path / "accelerate").chmod(0o755)
+    options = f"launch --num_processes 2{more} train.py".split()
+    before, after = played(tmp_path / "accelerate", *options)
+    assert before == (
+        "warning: each rank looks for rank 0 on its own host (--num_processes 2): leave this "
+        "option of accelerate out, or add --main_process_ip 10.77.0.1"
+    )
+    assert "sent nothing to another host" in after
+
+
 @needs_torch
 @pytest.mark.parametrize("options", ["--cpu", "--num_processes 2 --main_process_ip 10.77.0.1"])
 def test_accelerate_that_passes_the_variables_on_runs_one_job(
@@ -187,7 +204,8 @@ def test_accelerate_that_passes_the_variables_on_runs_one_job(
     """On processors it starts its script once, and all ranks are there: no warning is due."""
     (tmp_path / "accelerate").write_text(f"#!/bin/sh\nexec {sys.executable} {UNCOMPILED} {job}\n")
     (tmp_path / "accelerate").chmod(0o755)
-    assert played(tmp_path / "accelerate", "launch", *options.split(), job) == []
+    own = ("--num_processes", "4")  # of the script
+    assert played(tmp_path / "accelerate", "launch", *options.split(), job, *own) == []
     told = sorted(capfd.readouterr().out.split("\n"))
     assert told[-2:] == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
 

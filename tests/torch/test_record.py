@@ -140,12 +140,14 @@ if "alone" not in sys.argv:
     dist.init_process_group("gloo")
 if "in stages" in sys.argv:
     import torch.distributed.pipelining
-torch.set_num_threads(3)
+torch.set_num_threads(3 + int("differ" in sys.argv and dist.get_rank()))
 weight = torch.nn.Parameter(torch.zeros(4))
 optimizer = torch.optim.SGD([weight], 0.1)
 for _ in range(5):
     weight.sum().backward()
     optimizer.step()
+torch.set_num_threads(2)
+torch.optim.SGD([weight], 0.1).step()
 """
 
 
@@ -160,6 +162,9 @@ def test_a_job_that_sends_nothing_still_tells_its_back_end_and_its_torch(tmp_pat
     assert version in str(run.facts.torch)
     assert run.facts.threads == 3
     (tmp_path / "job.run").rename(tmp_path / "silent.run")
+    run, _ = recorded(tmp_path, *together(2, str(script), "differ"))
+    assert run.facts.threads is None
+    (tmp_path / "job.run").rename(tmp_path / "differ.run")
     run, _ = recorded(tmp_path, sys.executable, UNCOMPILED, str(script), "alone")
     assert (run.facts.backend, run.facts.torch is None) == (None, False)
     assert run.facts.pipelining is None

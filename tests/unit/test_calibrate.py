@@ -1284,6 +1284,24 @@ def test_no_line_is_said_to_limit_messages_that_a_faster_one_would_not_shorten(
     assert ("the processors limit this transport" in found.sentence) == is_said
 
 
+def test_a_line_just_below_the_rate_that_processors_allow_still_limits() -> None:
+    """From 1 Gbps to 1.004 Gbps the step gains little, and from 1 to 10 Gbps it gains a lot."""
+    job = a_forecaster(
+        a_trained_job(
+            a_transport(processor_s_per_byte=88e-9),
+            rate_bps=GBPS,
+            gradients_mib=[4] * 6,
+            by_hand=True,
+            buckets="none",
+            facts=used(0.04),
+        )
+    )
+    found = break_even(job, 0.10)
+    assert found.line_takes_over_bps == pytest.approx(1.004 * GBPS, rel=1e-3)
+    assert job.ask(bandwidth_bps=(10 * GBPS,)).step_s < 0.95 * job.ask().step_s
+    assert "the processors limit this transport" in found.sentence
+
+
 def test_a_job_that_scales_says_when_it_would_not() -> None:
     run = a_trained_job(
         a_transport(processor_s_per_byte=1e-10),

@@ -349,6 +349,7 @@ def test_a_baseline_of_other_threads_is_told() -> None:
     ]
     assert len(told[0]) == 1
     assert "computed with 2 threads, and each rank of this job with 1" in told[0][0]
+    assert "record the baseline with 1 thread (OMP_NUM_THREADS, or" in told[0][0]
     assert told[1:] == [[], []]
 
 
@@ -519,6 +520,21 @@ def test_the_step_of_a_job_of_one_worker_is_its_t1() -> None:
     assert found.baseline_step_s == found.step_s == fw.explain(job, baseline=job).baseline_step_s
     assert not found.is_estimated
     assert fw.explain("vgg16@v100").is_estimated
+    for origin in ("simulated", "imported"):  # a prediction, or a trace of one of several ranks
+        no_recording = dataclasses.replace(job.provenance, origin=origin)
+        found = fw.explain(dataclasses.replace(job, provenance=no_recording))
+        assert found.is_estimated
+        assert found.scaling_factor == pytest.approx(0.91)
+
+
+def test_a_fix_of_a_job_of_one_worker_makes_its_t1_as_much_shorter() -> None:
+    loading = ("input", "wait", 50.0, 90.0)
+    job = a_job(Rank(100, [("compute", "backward", 0.0, 50.0), loading], [(PER_MS, 90, 99)]))
+    for baseline in (None, job):
+        found = fw.explain(job, baseline=baseline)
+        assert found.scaling_factor == 1
+        assert [fix.scaling_factor for fix in found.fixes] == [1]
+        assert found.fixes[0].step_s == pytest.approx(0.060)
 
 
 @pytest.mark.parametrize("facts", [{}, GIGABIT])

@@ -397,6 +397,8 @@ def test_show_draws_a_metric(capsys: pytest.CaptureFixture[str]) -> None:
         ([160, *[128] * 18, 96], 0, 128),  # one of four ahead, up to the end of the data
         ([24, *[16] * 19], 0, 16),  # one of two ahead, and more data was left
         ([160, *[128] * 18, 80], 0, 127),  # 127.2: the last batch is small
+        ([48, *[16] * 8, 4], 0, 15),  # 14.8: two batches of the first step were not used
+        ([200, 100, 60, 80, 90, 50], 0, 80),  # one batch ahead, of batches that differ
         ([16 * 24, *[0] * 23], 16, None),  # all batches were read before the first step
         ([*[16] * 6, *[0] * 18], 16, None),
         ([16 * 12, *[0] * 11, 16 * 12, *[0] * 11], 16, None),
@@ -460,6 +462,50 @@ def test_the_samples_of_an_evaluation_are_no_training(tmp_path: Path) -> None:
     notes = {Note.SAMPLES: np.array(taken), Note.BACKWARD: np.array(backward)}
     reported.add(read, steps_of(*range(50, 1250, 100)), {**NO_NOTES, **notes}, 0)
     assert reported.facts(1).step_samples == 32
+
+
+@pytest.mark.parametrize("has_backward", [True, False])
+def test_batches_of_evaluations_between_steps_are_no_training(
+    tmp_path: Path, has_backward: bool
+) -> None:
+    """All evaluations share one endless loader, or gradients come from `torch.autograd.grad`."""
+    journal = Journal(str(tmp_path))
+    journal.note(Note.INPUT, 0, 1, 1)
+    journal.close()
+    [read], _ = read_journals([tmp_path])
+    starts = np.array([100 * step + (30 if step % 5 == 0 else 0) for step in range(20)])
+    steps = Steps(start_ns=starts, end_ns=np.arange(100, 2100, 100))
+    taken = [[16, 100 * step + 40, 0] for step in range(20)]
+    taken += [[64, 100 * step + at_ns, 1] for step in range(5, 20, 5) for at_ns in (5, 10, 15)]
+    backward = [[0, 100 * step + 50, 5] for step in range(20)]
+    notes = {**NO_NOTES, Note.SAMPLES: np.array(taken)}
+    if has_backward:
+        notes[Note.BACKWARD] = np.array(backward)
+    reported = Reported()
+    reported.add(read, steps, notes, 0)
+    assert reported.facts(1).step_samples == 16
+
+
+def test_all_samples_are_those_of_all_steps_where_each_epoch_begins_with_several_batches(
+    tmp_path: Path,
+) -> None:
+    """Seven batches an epoch, the last of 4 samples: the script reads two of them ahead."""
+    journal = Journal(str(tmp_path))
+    journal.note(Note.INPUT, 0, 1, 1)
+    journal.close()
+    [read], _ = read_journals([tmp_path])
+    batches = [16] * 6 + [4]
+    in_step = [0, 0, 0, 1, 2, 3, 4]
+    taken = [
+        [batch, 70 * epoch + 10 * step + 2, epoch]
+        for epoch in range(6)
+        for batch, step in zip(batches, in_step, strict=True)
+    ]
+    forward = [[batch, 10 * step + 5, 10 * step + 6] for step, batch in enumerate(batches * 6)]
+    notes = {Note.SAMPLES: np.array(taken), Note.FORWARD: np.array(forward)}
+    reported = Reported()
+    reported.add(read, steps_of(*range(10, 430, 10)), {**NO_NOTES, **notes}, 0)
+    assert reported.facts(2).step_samples == 29  # 28.6
 
 
 def test_a_batch_that_is_taken_between_two_steps_is_of_the_later_one(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ from fullwire.simulation.goodput import Goodput, Membership, membership, observe
 from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import FullTransport, MeasuredTransport
 from fullwire.timeline.account import Account, Part, account, nothing
-from fullwire.timeline.alone import REPEATS, alone
+from fullwire.timeline.alone import REPEATS, alone, is_recorded_alone
 from fullwire.timeline.breakdown import RankBreakdown
 from fullwire.timeline.passes import equal_work, passes_of_step
 from fullwire.timeline.steadiness import judged_account
@@ -154,7 +154,7 @@ class Explanation(Result):
     step_s: float  # The time of a step (`run/usual.py`), which is the sum of the parts.
     baseline_step_s: float
     baseline_between_s: tuple[float, float]  # Encloses T1 in 95 of 100 cases.
-    is_estimated: bool  # The baseline comes from a run of several workers, or from a model.
+    is_estimated: bool  # The baseline is the step of no recording of one worker.
     scaling_factor: float | None  # None if the run lacks times or computation.
     is_of_all_steps: bool  # The verdict and the fixes: few steps hold the largest loss.
     account: Mapping[str, float]  # Seconds per step, adding up to step_s.
@@ -397,12 +397,14 @@ def _is_to_account(run: Run) -> bool:
 
 def _helpful(case: Case, predictor: Forecaster | None) -> Fixes | None:
     """Return the fixes that help, as predicted, or as far as the account alone supports them."""
-    if predictor is not None:
-        return fixes(case.run, predictor, case.account)
     is_told = computes(case) and enough_steps(case) and not case.lost and not case.unseen
-    if case.account.is_whole_trace or not is_told:
+    if predictor is not None:
+        found = fixes(case.run, predictor, case.account)
+    elif case.account.is_whole_trace or not is_told:
         return None
-    return fixes_by_account(case.run, case.account)
+    else:
+        found = fixes_by_account(case.run, case.account)
+    return found.of_one_worker() if is_recorded_alone(case.run) else found
 
 
 def _forecaster(
@@ -472,8 +474,7 @@ def _beside(run: Run, usual: Account, baseline: RunLike | None) -> _Beside:
     """Return T1, and the account with what it tells of contention."""
     estimated = alone(run, usual)
     if baseline is None:
-        is_one = run.facts.workers == 1 and run.provenance.basis != "modelled"
-        return _Beside(usual, estimated, None, None, run if is_one else None)
+        return _Beside(usual, estimated, None, None, run if is_recorded_alone(run) else None)
     one = opened(baseline)
     refuse_other_work(one.run, run)
     if world(one.run) != 1:
@@ -566,9 +567,9 @@ def break_even(
             line_bps = None  # The processors' work is too small to have been seen.
     told_bps = line_bps
     if line_bps is not None and line_bps > job.rate_bps:
-        # The rate is that of long messages. Short ones may gain nothing by a faster line.
-        [then] = _lost(job, bandwidth_bps=(line_bps,))
-        told_bps = line_bps if 1 - now < (1 - NOTABLE) * (1 - then) else None
+        # The rate is that of long messages. Short ones may gain nothing by any faster line.
+        far = by_rate[-1] - away
+        told_bps = line_bps if 1 - now < (1 - NOTABLE) * (1 - far) else None
     step = job.subject.step
     is_waiting = step.waiting_ns >= threshold * (step.step_ns + step.waiting_ns)
     is_waiting &= waited is None or waited >= threshold  # Else ranks scatter, but none waits.

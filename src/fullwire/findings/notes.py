@@ -203,9 +203,9 @@ class BaselineHasOtherThreads(Finding):
 
     template = (
         "The baseline's worker computed with {of_one} {of_one:thread|threads}, and each rank of "
-        "this job with {of_rank}. So T1 and the scaling factor compare other work of processors: "
-        "record the baseline with OMP_NUM_THREADS={of_rank}. torchrun sets 1 where it starts "
-        "several ranks on a host, and nothing where it starts one."
+        "this job with {of_rank}. So T1 is not of the same work: record the baseline with "
+        "{of_rank} {of_rank:thread|threads} (OMP_NUM_THREADS, or torch.set_num_threads in the "
+        "script)."
     )
 
     of_one: int
@@ -389,7 +389,8 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
             probe_s=float((probes.end_ns - probes.start_ns).mean()) * 1e-9,
         )
     yield from outside_of_steps(run.spans, account.step_s)
-    yield from _ranks_beyond(account)
+    if computes(case):
+        yield from _ranks_beyond(account)
     without = tuple(sorted(set(recorded_ranks(run).tolist()) - set(account.ranks)))
     if without:
         yield RanksLeftOut(count=len(without), ranks=without)

@@ -69,6 +69,16 @@ class Fixes:
         answers.add(verdict)
         return tuple(sorted(self.found, key=lambda fix: fix.kind not in answers))
 
+    def of_one_worker(self) -> Fixes:
+        """Return the fixes of a job of one worker: its step is T1, also with a fix."""
+        return replace(
+            self,
+            found=tuple(
+                replace(fix, forecast=replace(fix.forecast, scaling_factor=1.0))
+                for fix in self.found
+            ),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class NoLongSteps(Fix):

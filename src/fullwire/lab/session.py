@@ -8,8 +8,8 @@ The lab starts every rank itself, with the variables that frameworks read. A com
 launcher, which starts ranks of its own. torchrun takes the other hosts from variables or from
 options (torch/distributed/argparse_util.py). On processors accelerate starts the script once, with
 the variables that it has; for several processes it sets another address of the first rank
-(accelerate/utils/launch.py). Other launchers take the hosts from options only. A host that sent
-nothing ran a job of its own.
+(accelerate/utils/launch.py). Other launchers take the hosts from options only, and accelerate too
+where it starts them. A host that sent nothing ran a job of its own.
 """
 
 from __future__ import annotations
@@ -46,8 +46,11 @@ _ACCELERATE = "accelerate"
 _APART = re.compile(
     r"--standalone|--nnodes[= ]1(:1)?(?=\s|$)|--rdzv[-_]endpoint[= ](localhost|127\.0\.0\.1)\S*"
 )
-_ACCELERATE_APART = re.compile(r"--num[-_]processes[= ](?!1(\s|$))\d+")
-_ACCELERATE_MEETS = re.compile(r"--main[-_]process[-_]ip\b")
+# Options of accelerate: those behind the script, or the module, are its own.
+_OPTIONS = r"accelerate launch(?: (?!\S+\.py(?:\s|$)|-m\s|--module\s)\S+)*? "
+_STARTS_ANOTHER = re.compile(_OPTIONS + r"--(multi[-_]gpu|use[-_]\w+)")
+_SETS_FIRST_RANK = re.compile(_OPTIONS + r"(--num[-_]processes[= ](?!0*1(\s|$))\d+)")
+_TO_ANOTHER_HOST = re.compile(_OPTIONS + r"--main[-_]process[-_]ip[= ](?!localhost|127\.)")
 _SCRIPT_BYTES = 1 << 16  # read from a shell script, which may start a launcher
 _FIRST_LINE_BYTES = 256  # as much as the kernel reads of it
 _SHELL = re.compile(rb"#![ \t]*(?:\S*/env\s+(?:-\S+\s+)*)?\S*sh\s")
@@ -91,15 +94,22 @@ def run_job(
     launcher = next((word for word in words if word in launchers), None)
     given = " ".join(words)
     apart = _APART.search(given)  # such an option keeps a launcher on one host
-    if launcher == _ACCELERATE:
-        apart = None if _ACCELERATE_MEETS.search(given) else _ACCELERATE_APART.search(given)
-    if launcher in _OTHER_LAUNCHERS or (launcher and apart):
+    is_alone = launcher in _OTHER_LAUNCHERS or (launcher and apart) or _STARTS_ANOTHER.search(given)
+    meets = _TO_ANOTHER_HOST.search(given)
+    if lab.description.ranks == 1:
+        pass
+    elif is_alone:
         cause = apart[0] if apart else f"{launcher} reads no variable that names the others"
-        if lab.description.ranks > 1:
-            say(
-                f"warning: each host runs a job of its own ({cause}): expected `-- python SCRIPT`, "
-                "for the lab starts every rank, or torchrun with its own defaults"
-            )
+        say(
+            f"warning: each host runs a job of its own ({cause}): expected `-- python SCRIPT`, "
+            "for the lab starts every rank, or torchrun with its own defaults"
+        )
+    elif not meets and (several := _SETS_FIRST_RANK.search(given)):
+        first = rank_environment(lab, 0)["MASTER_ADDR"]
+        say(
+            f"warning: each rank looks for rank 0 on its own host ({several[1]}): leave this "
+            f"option of accelerate out, or add --main_process_ip {first}"
+        )
 
     def start(rank: int) -> None:
         variables = {**environment, **rank_environment(lab, rank)}

@@ -197,7 +197,9 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
             name, value = str(fact["name"]), fact["value"]
             if name in _LARGEST_OF_RANKS:
                 value = max(value, told.get(name, value))
-            told[name] = value if isinstance(value, int | float) else str(value)
+            elif name == "threads" and told.get(name, value) != value:
+                value = None  # It is told of jobs whose ranks have the same number.
+            told[name] = value if isinstance(value, int | float | None) else str(value)
     late = sum(journal.late_ends for journal in chosen)
     told_facts = named(told) | Facts(workers=workers or None, late_ends=late or None)
     told_facts |= host_facts(chosen, workers, clocks, samples)
@@ -205,15 +207,12 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
         chosen, earlier, clocks, known, writer, directories, workers, is_joined
     )
     told_facts |= costs | reported.facts(workers)
-    # The samples, host by host.
     names = {kind: name for name, kind in TABLES.items()}
     shift_ns = sample_shifts(chosen, clocks, samples)
     for host in samples:
         for table in tables_of(host, shift_ns(host)):
-            part = Run(
-                provenance=known.provenance,
-                **{names[type(table)]: table},  # type: ignore[arg-type]  # TABLES names the fields
-            )
+            one = {names[type(table)]: table}
+            part = Run(provenance=known.provenance, **one)  # type: ignore[arg-type]  # TABLES
             writer.add(**dict(known.undilated(part).tables()))
     captured, unreadable = read_captured(directories, wall_zero_ns(chosen, clocks, samples))
     missing += unreadable

@@ -84,7 +84,7 @@ class Reported:
         self._took.append(range(first_step, first_step + len(steps)))
         if self._first is None or not len(self._first[0]):  # a rank without steps tells no clock
             self._first = steps, shift_ns
-        taken = _of_training(notes[Note.SAMPLES], notes[Note.BACKWARD])
+        taken = _of_training(notes[Note.SAMPLES], notes[Note.BACKWARD], steps)
         self._samples.append(_mean_samples(taken, notes[Note.FORWARD], steps))
         by_step = _samples_by_step(taken, steps)
         self._taken += [by_step] if by_step.any() else []
@@ -233,10 +233,10 @@ def _sets_of_gradients(backward: Whole, steps: Steps) -> list[int]:
 def _samples_by_step(taken: Whole, steps: Steps) -> Whole:
     """Return the samples of each step, where the first one has those taken shortly before it.
 
-    A batch that is taken between two steps, as after an evaluation, is of the later one. An elastic
-    job hands out the first batch before anything begins the first step. A program may also have
-    taken batches of later steps by then. So what came before fills the first step up to the largest
-    other one.
+    A batch of training that is taken between two steps, as after an evaluation, is of the later
+    one. An elastic job hands out the first batch before anything begins the first step. A program
+    may also have taken batches of later steps by then. So what came before fills the first step up
+    to the largest other one.
     """
     by_step = _by_step(taken, steps, of_numbers=True)
     if len(by_step) > 1:
@@ -249,22 +249,30 @@ def _samples_by_step(taken: Whole, steps: Steps) -> Whole:
     return by_step
 
 
-def _of_training(taken: Whole, backward: Whole) -> Whole:
+def _of_training(taken: Whole, backward: Whole, steps: Steps) -> Whole:
     """Return the notes of samples without those of evaluations.
 
     An evaluation goes through its loader without a backward pass, up to the next batch of any other
-    loader. Where a rank notes no backward pass at all, nothing tells them apart.
+    loader. One loader for all evaluations is used in several pauses between steps, and in no step.
+    Where a rank notes no backward pass at all, batches of training are those taken in steps.
     """
-    if not len(backward) or not len(taken):
+    if not len(taken):
         return taken
     taken = taken[np.argsort(taken[:, 1], kind="stable")]
+    is_inside = steps.of(taken[:, 1]) != OUTSIDE
+    later = np.searchsorted(steps.start_ns, taken[:, 1])
+    is_kept = np.empty(len(taken), bool)
+    is_kept[:] = is_inside | (later == 0)
+    if not len(backward):
+        return taken[is_kept]
     times_ns = np.append(taken[:, 1], _EVER)
     by_way = np.argsort(taken[:, 2], kind="stable")
     _, begin, of_way = np.unique(taken[by_way, 2], return_index=True, return_inverse=True)
     first, last = by_way[begin], by_way[np.append(begin[1:], len(taken)) - 1]
     passed = np.sort(backward[:, 1])
     trains = np.searchsorted(passed, times_ns[first]) < np.searchsorted(passed, times_ns[last + 1])
-    is_kept = np.empty(len(taken), bool)
+    if is_inside.any():
+        trains &= np.maximum.reduceat(is_inside[by_way], begin) | (later[first] == later[last])
     is_kept[by_way] = trains[of_way.reshape(-1)]
     return taken[is_kept]
 
@@ -274,21 +282,26 @@ def _mean_samples(taken: Whole, forward: Whole, steps: Steps) -> float | None:
 
     A step may cut one batch into passes, or take several. A rank that took none at all may have
     those of another. The first step may take batches of later steps as well, so it counts as no
-    more than the largest other one. If the last step takes less than that one, it had the rest.
+    more than the largest other one. A last step that takes less had the rest, if the rest is less
+    than a step's samples. All steps between these two must have taken the same.
 
     A program that cuts a batch into several steps takes nothing in most of them. Its mean is right
     from one taking to the last one. One that takes several steps with a whole batch looks alike. So
     where many steps took nothing, the rows that its forward passes were given tell. Without them,
-    or where the other steps did not take steadily, a step's part of what was read is unknown.
+    or where the other steps did not take steadily, a step's part of what was read is unknown. One
+    that reads ahead in each epoch takes several batches first, and none in the last steps: all its
+    samples are those of all its steps.
     """
     by_step = _samples_by_step(taken, steps)
     if not len(taken) or not len(by_step):
         return 0.0
+    ahead = 0
     if len(by_step) > 1:
         most = int(by_step[1:].max())
         ahead = max(int(by_step[0]) - most, 0)
         by_step[0] -= ahead
-        by_step[-1] += min(ahead, most - int(by_step[-1])) if by_step[-1] else 0
+        if ahead < most and by_step[-1] and (by_step[1:-1] == most).all():
+            by_step[-1] += min(ahead, most - int(by_step[-1]))
     takes = np.flatnonzero(by_step)
     if not len(takes):
         return None
@@ -301,7 +314,9 @@ def _mean_samples(taken: Whole, forward: Whole, steps: Steps) -> float | None:
             return None
         if len(takes) < 2:
             return None
-        between = slice(takes[0], takes[-1])
+        batches = _samples_by_step(np.column_stack([taken[:, :1] > 0, taken[:, 1:]]), steps)[takes]
+        reads_ahead = not ahead and batches[0] > np.median(batches)
+        between = slice(None) if reads_ahead else slice(takes[0], takes[-1])
         rows = float(_by_step(forward, steps, of_numbers=True)[between].mean())
         mean = float(by_step[between].mean())
         again = (takes[-1] - takes[0]) / (len(takes) - 1)  # steps with each batch

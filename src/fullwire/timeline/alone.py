@@ -53,9 +53,16 @@ def alone(run: Run, usual: Account) -> Alone:
     return found
 
 
+def is_recorded_alone(run: Run) -> bool:
+    """Say whether the run is a recording of one worker. Its step is T1, with sums to itself.
+
+    A simulation, or a trace that holds one of several ranks, has no measured T1.
+    """
+    return run.facts.workers == 1 and run.provenance.origin == run.provenance.basis == "measured"
+
+
 def _alone(run: Run, usual: Account) -> Alone:
-    # One worker's step is its own T1, with what it sends to itself.
-    alone_s = usual.step_s if run.facts.workers == 1 else usual.alone_s
+    alone_s = usual.step_s if is_recorded_alone(run) else usual.alone_s
     parts = usual.parts_s
     low_s, high_s = _between_s(run, usual, alone_s)
     return Alone(

@@ -202,7 +202,7 @@ def crowding_of(
     delayed = np.minimum(delay_ns / ready_ns, MOST_DELAYED)
     by_own = _own_share(run) * delayed
     ran = float(np.median((1 - delayed) / (1 - by_own)))
-    return Crowding("run delay", np.maximum(by_own, 0.0), ran=ran)
+    return Crowding("run delay", by_own, ran=ran)
 
 
 def slowed_as_simulated_ns(run: Run) -> dict[int, int]:

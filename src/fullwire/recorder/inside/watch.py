@@ -142,8 +142,8 @@ def _watch_steps(
         if number is None:
             number = next(count)
             numbers.put(optimizer, number)
-            # Only now: a script may set the threads at any time before it trains.
-            journal.define(kind="fact", name="threads", value=torch.get_num_threads())
+            if number == 0:  # Only now: a script may set the threads before it trains.
+                journal.define(kind="fact", name="threads", value=torch.get_num_threads())
         if not gradients.is_in_pass:
             if gradients.due:
                 gradients.tell(0)  # for a pass that did not go through torch.autograd.backward
