@@ -10,11 +10,20 @@ from typing import Any
 import pytest
 
 import fullwire as fw
+from fullwire.errors import FullwireError
 from fullwire.importers import read
 from fullwire.simulation.groups import members_of
 from tests.unit.test_kineto import ALL_REDUCE, GEMM, Job, reduced
-from tests.unit.test_stages import Played
-from tests.unit.test_traced_gradients import BACKWARD, SIZE, Part, played, split_and_summed, traced
+from tests.unit.test_stages import Played, batched, in_batches, stage
+from tests.unit.test_traced_gradients import (
+    BACKWARD,
+    SIZE,
+    Part,
+    played,
+    split,
+    split_and_summed,
+    traced,
+)
 
 WORKERS, LAYERS, VALUES, GRADIENTS = 8, 4, 1_000_000, 2_500_000
 # The bits of a step on a link: two ranks sum each layer twice, and four sum the gradients.
@@ -171,3 +180,72 @@ def test_sums_of_layers_use_the_link_beside_those_of_gradients(tmp_path: Path) -
     sent_s = 12 * 32e6 / table["bandwidth_bps"]
     expected = (sent_s / table["step_s"]).tolist()
     assert table["network_utilization"].tolist() == pytest.approx(expected, rel=0.01)
+
+
+def without_transfers(rank: int) -> list[Part]:
+    """Return the step of a stage that is split over ranks and replicas, and is the only one."""
+    parts = split_stage(rank, replicas=2)
+    names = [part for part in parts if part[:2] not in {("send", "send"), ("send", "recv")}]
+    return [
+        part
+        for part in names
+        if part[0] != "wait" or len(part[1]) != 2 or part[1][0] not in {True, False}
+    ]
+
+
+@pytest.mark.parametrize("kept", [(0, 1, 2, 3), (0,)], ids=["half", "one"])
+@pytest.mark.parametrize("without", [set(), NAMED], ids=["named", "without names"])
+def test_groups_of_several_sizes_that_share_a_name_keep_theirs(
+    tmp_path: Path, kept: tuple[int, ...], without: set[str]
+) -> None:
+    def at_rate(rate_gbps: int) -> Played:
+        return Played(rate_gbps, programs=[iter(without_transfers(rank)) for rank in range(8)])
+
+    for rank in kept:
+        job = at_rate(100).jobs[rank]
+        for event in job.events:
+            for name in without:
+                event["args"].pop(name, None)
+        job.write(tmp_path / f"{rank}.json")
+    run = read(tmp_path)
+    assert set(members_of(run).values()) == {2, 8}
+    rates = ["10Gbps", "100Gbps"]
+    table = fw.whatif(run, line_rate="100Gbps", transport="full", bandwidth=rates)
+    expected = [at_rate(rate).length_us * 1e-6 for rate in (10, 100)]
+    assert table["step_s"].tolist() == pytest.approx(expected, rel=0.03)
+
+
+def test_a_transfer_is_not_listed_with_the_size_of_its_pipeline(tmp_path: Path) -> None:
+    pipeline = Played(100, programs=[in_batches(rank, 4, 8) for rank in range(4)])
+    for rank in (1, 2):
+        batched(pipeline.jobs[rank])
+        for event in pipeline.jobs[rank].events:
+            if event["args"].get("Collective name") in ("send", "recv"):
+                event["args"] |= {"Process Group Name": "9", "Group size": 4}
+        pipeline.jobs[rank].write(tmp_path / f"{rank}.json")
+    run = read(tmp_path)
+    assert ">" not in (run.facts.groups or "")
+    assert {size for name, size in members_of(run).items() if ">" in name} == {2}
+
+
+def test_a_rank_that_takes_a_transfer_sends_nothing(tmp_path: Path) -> None:
+    run = Played(10, programs=[stage(rank, 2, 8, 2, 1.0) for rank in range(4)]).traced(tmp_path)
+    table = fw.whatif(run, line_rate="10Gbps", transport="full", bandwidth="10Gbps")
+    rows = run.collectives.rows((run.collectives.rank == 0) & (run.collectives.step == 2))
+    sent_s = 8e-10 * int(rows.bytes[rows.op != "recv"].sum())  # two ranks send as much for a sum
+    assert table["network_utilization"][0] == pytest.approx(sent_s / table["step_s"][0], rel=0.02)
+
+
+def test_layers_within_a_node_use_none_of_its_nics(tmp_path: Path) -> None:
+    run = traced(tmp_path, split_and_summed, 100)
+    table = fw.whatif(run, line_rate="100Gbps", cluster="dgx-h100", nodes=[1, 2])
+    assert table["network_utilization"][0] == 0
+    assert 0 < table["network_utilization"][1] < 1
+
+
+def test_sums_among_all_ranks_that_would_need_more_than_the_step_are_refused(
+    tmp_path: Path,
+) -> None:
+    run = traced(tmp_path, split, 100)
+    with pytest.raises(FullwireError, match=r"would need the link for \S+ times the step"):
+        fw.whatif(run, line_rate="10Gbps", transport="measured", bandwidth="10Gbps")

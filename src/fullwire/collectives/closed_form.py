@@ -62,8 +62,11 @@ def host_load(op: str, algorithm: str, workers: int, per_host: int) -> float:
 def mean_sent_bytes(op: str, workers: int, size_bytes: float) -> float:
     """Return the bytes that a rank sends in a run's collective, as the mean of its ranks.
 
-    A run does not name the roots of its broadcasts. Where ranks own parameters, each is one.
+    A run does not name the roots of its broadcasts. Where ranks own parameters, each is one. A rank
+    that takes a transfer sends nothing.
     """
+    if op == "recv":
+        return 0.0
     if op == "broadcast":
         return size_bytes * (1 - 1 / workers)
     return float(recorded_cost(op, workers, size_bytes, AddTimes()).sent_bytes)

@@ -156,11 +156,11 @@ class Messages:
             total = total + np.choose(quickest, np.broadcast_arrays(*sent))
         return total / ratio
 
-    def others_bits(self, chosen: slice, passes: int) -> Floats:
-        """Return the bits on a host's link, a pass, of the collectives that are no buckets."""
-        once = 1 - 1 / passes
-        bits = ((e.count - once * e.after) * e.sent_bits * e.on_link for e in self.others)
-        return np.asarray(running_sum(bits)[chosen, None, None])
+    def others_bits(self, chosen: slice, passes: int, *, of_all: bool) -> Floats:
+        """Return the bits on a host's link, a pass, of other collectives: of all ranks or some."""
+        once, others = 1 - 1 / passes, (e for e in self.others if of_all != bool(e.kind[2]))
+        bits = [(e.count - once * e.after) * e.link_bits for e in others]
+        return np.asarray(running_sum(bits)[chosen, None, None]) if bits else np.zeros(())
 
     def exposed(
         self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
@@ -445,10 +445,9 @@ class _Other:
     """Equal collectives of a step that are no buckets, by workers."""
 
     wire_bits: Floats
-    sent_bits: Floats
+    link_bits: Floats  # on a host's link: 0 for groups on one host
     hops: Floats
     load: Floats  # of a host's link, over that of a rank with its own
-    on_link: Floats  # the same, and 0 for groups on one host
     halves: Floats  # of a rank's part, as a share of a gather's bytes
     latency_s: float
     count: int
@@ -582,18 +581,20 @@ def _others(
         cost_of = {each: recorded_cost(op, each, size, subject.adds) for each in set(ranks)}
         costs = [cost_of[each] for each in ranks]
         loads = subject.nic_loads(workers, *on_wire(op))
+        link_bits = np.array([8 * mean_sent_bytes(op, each, size) for each in ranks])
+        link_bits, routed = link_bits * (np.minimum(loads, 1.0) if members else loads), []
+        if on_links is not None:  # the load of the busiest link of the network
+            routed = [Routed(on_links.recorded(op, among), float(size)) for among in workers]
+            link_bits = np.array([each.network_bits_per_byte for each in routed])
         yield _Other(
             wire_bits=np.array([8 * float(cost.wire_bytes) for cost in costs]),
-            sent_bits=np.array([8 * mean_sent_bytes(op, each, size) for each in ranks]),
+            link_bits=link_bits,
             hops=np.array([float(cost.hops) for cost in costs]),
             halves=np.array([half_a_part(op, each) for each in ranks]),
             load=np.ones(len(workers)) if members else loads,
-            on_link=np.minimum(loads, 1.0) if members else loads,
             latency_s=latency_s,
             count=count,
             after=after[op, size, members],
             kind=(op, size, members),
-            routed=()
-            if on_links is None
-            else tuple((Routed(on_links.recorded(op, among), float(size)),) for among in workers),
+            routed=tuple((each,) for each in routed),
         )

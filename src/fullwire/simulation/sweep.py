@@ -204,10 +204,15 @@ def _predicted(
                 np.divide(baseline_s, step_s, out=measures["scaling_factor"][here])
                 link_s = used_s / apart
                 if messages.others:
-                    all_s = messages.others_bits(sizes, accumulate) / rate_bps[:, rates]
+                    all_s, of_some_s = (
+                        messages.others_bits(sizes, accumulate, of_all=of_all) / rate_bps[:, rates]
+                        for of_all in (True, False)
+                    )
                     all_s = all_s if subject.step.sends_no_buckets else all_s + link_s
+                    link_s = all_s if subject.step.others.course is None else link_s
                     # Groups may have links of their own, so the line has at most a step's bits.
-                    link_s = np.where(link_s > step_s, link_s, np.minimum(all_s, step_s))
+                    most_s = np.minimum(all_s + of_some_s, step_s)
+                    link_s = np.where(link_s > step_s, link_s, most_s)
                 np.divide(link_s, step_s, out=measures["network_utilization"][here])
     return measures
 

@@ -356,7 +356,8 @@ def _groups(
     """Return the ranks of the largest group of each description, and the names of its groups.
 
     A name that ranks describe differently is left out. Where traces of some ranks are missing, the
-    groups without a description are listed by their names.
+    groups without a description are listed by their names, if all ranks agree on their size.
+    Transfers always have two ranks, and are not listed.
     """
     sizes: dict[str, int] = {}
     told: dict[str, set[str]] = {}
@@ -369,7 +370,7 @@ def _groups(
         own = Counter(each for _, outline in ranks for each in {*outline.group_ranks.items()})
         names_told = Counter(name for name, _ in own)
         for name, size in own:
-            if names_told[name] == 1 and name not in told:
+            if names_told[name] == 1 and size and name not in told and ">" not in name:
                 sizes.setdefault(name, size)
     named = sorted(sizes.items())[:_MOST_GROUPS]
     groups = ", ".join(f"{name.replace(',', ' ')} {size}" for name, size in named)
