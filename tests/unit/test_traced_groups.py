@@ -14,7 +14,15 @@ from fullwire.errors import FullwireError
 from fullwire.importers import read
 from fullwire.simulation.groups import members_of
 from tests.unit.test_kineto import ALL_REDUCE, GEMM, Job, reduced
-from tests.unit.test_stages import Played, batched, in_batches, stage
+from tests.unit.test_stages import (
+    Played,
+    all_forward_first,
+    batched,
+    in_batches,
+    in_chunks,
+    sharded_stage,
+    stage,
+)
 from tests.unit.test_traced_gradients import (
     BACKWARD,
     SIZE,
@@ -151,6 +159,61 @@ def test_a_written_step_of_stages_split_over_ranks_has_no_other_t1(tmp_path: Pat
     assert found.baseline_step_s == pytest.approx(direct["baseline_step_s"][0])
     again = fw.whatif(written, bandwidth=["25Gbps", "400Gbps"], transport="full")
     assert again["step_s"].tolist() == pytest.approx(direct["step_s"].tolist(), rel=0.01)
+
+
+@pytest.mark.parametrize("asked_gbps", [1, 5, 25])
+def test_buckets_of_written_stages_wait_for_the_sums_of_layers_before_them(
+    tmp_path: Path, asked_gbps: int
+) -> None:
+    def at_rate(rate_gbps: int) -> Played:
+        return Played(rate_gbps, programs=[split_stage(rank, replicas=2) for rank in range(8)])
+
+    run = at_rate(2).traced(tmp_path)
+    asked: dict[str, Any] = {"line_rate": "2Gbps", "transport": "full"}
+    written = fw.replay(run, bandwidth=f"{asked_gbps}Gbps", **asked)
+    direct = fw.whatif(run, bandwidth=f"{asked_gbps}Gbps", **asked)
+    assert fw.explain(written).step_s == pytest.approx(direct["step_s"][0])
+    rates_gbps = (1, 5, 25, 400)
+    rates = [f"{rate}Gbps" for rate in rates_gbps]
+    again = fw.whatif(written, bandwidth=rates, transport="full")
+    assert again["baseline_step_s"][0] == pytest.approx(direct["baseline_step_s"][0])
+    for row, rate_gbps in enumerate(rates_gbps):
+        step_s = at_rate(rate_gbps).length_us * 1e-6
+        assert again["step_s"][row] == pytest.approx(step_s, rel=0.03)
+
+
+def test_a_written_pipeline_keeps_a_transport_that_fills_little_of_the_line(
+    tmp_path: Path,
+) -> None:
+    run = Played(100, programs=[in_chunks(rank) for rank in range(4)]).traced(tmp_path)
+    asked: dict[str, Any] = {"line_rate": "400Gbps", "bandwidth": "400Gbps"}
+    written = fw.replay(run, transport="measured", **asked)
+    of_trace, of_written = fw.explain(run, bandwidth="400Gbps"), fw.explain(written)
+    assert of_written.verdict.kind == of_trace.verdict.kind == "transport"
+    assert of_written.account["bubble"] == pytest.approx(of_trace.account["bubble"], rel=0.05)
+    direct = fw.whatif(run, line_rate="400Gbps", bandwidth="200Gbps", transport="full")
+    again = fw.whatif(written, bandwidth="200Gbps", transport="full")
+    assert again["step_s"][0] == pytest.approx(direct["step_s"][0], rel=0.002)
+
+
+def test_a_written_pipeline_waits_for_late_ranks_and_does_not_compute_then(tmp_path: Path) -> None:
+    programs = [all_forward_first(rank, 4) for rank in range(4)]
+    run = Played(100, programs=programs).traced(tmp_path)
+    asked: dict[str, Any] = {"line_rate": "100Gbps", "bandwidth": "25Gbps"}
+    asked["jitter"] = "lognormal:5%"
+    written, table = fw.replay(run, **asked), fw.whatif(run, **asked)
+    found = fw.explain(written)
+    assert found.step_s == pytest.approx(table["step_s"][0])
+    assert found.baseline_step_s == pytest.approx(table["baseline_step_s"][0])
+    on_time = fw.whatif(run, **asked | {"jitter": "none"})["step_s"][0]
+    assert found.account["straggler"] == pytest.approx(table["step_s"][0] - on_time)
+
+
+def test_written_stages_of_shards_keep_them_among_more_workers(tmp_path: Path) -> None:
+    run = Played(100, programs=[sharded_stage(rank) for rank in range(4)]).traced(tmp_path)
+    written = fw.replay(run, line_rate="100Gbps", bandwidth="25Gbps", workers=8)
+    again = fw.whatif(written, bandwidth="25Gbps")
+    assert again["step_s"][0] == pytest.approx(fw.explain(written).step_s, rel=0.002)
 
 
 @pytest.mark.parametrize(

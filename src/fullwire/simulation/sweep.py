@@ -35,7 +35,6 @@ from fullwire.simulation.grid import (
     shaped,
     synchronising,
 )
-from fullwire.simulation.groups import members_of
 from fullwire.simulation.messages import Exposed, Messages, messages_of
 from fullwire.simulation.of_kinds import apart, as_means
 from fullwire.simulation.schedule import (
@@ -260,19 +259,19 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
     asked = slice(None), np.array([[[rate_bps]]]), transport, np.array([[[compressor.ratio]]])
     exposed = messages.exposed(*asked)
     overhead_s, unexplained_s, late_s = _parts_of_overhead_s(messages, exposed, transport, jitter)
-    step, members = subject.step, members_of(run)
+    step = subject.step
     of_messages_s = float(np.max(exposed.by_others_s + exposed.by_buckets_s))
     slowed_s = overhead_s - unexplained_s - late_s - of_messages_s - step.packing_ns * 1e-9
-    slowed_s = max(slowed_s, 0.0)
+    slowed_s, recorded_s = max(slowed_s, 0.0), min(late_s, step.waiting_ns * 1e-9)
     lasting = Lasting(
         step_s=step.alone_ns * 1e-9 + overhead_s,
-        own_s=step.alone_ns * 1e-9 + slowed_s + late_s,
+        own_s=step.alone_ns * 1e-9 + slowed_s + recorded_s,
         slowed_s=slowed_s,
+        late_s=late_s - recorded_s,
         rest_s=step.others.rest_ns * 1e-9,
         each_s=messages.each_instead_s(asked[1], transport),
     )
-    of_some = {name: size for name, size in members.items() if size != run.facts.workers}
-    return in_stages(written, step, course, lasting, of_some)
+    return in_stages(written, step, course, lasting, run)
 
 
 def _of_one_rank(run: Run, subject: Subject, point: Grid) -> Run:
