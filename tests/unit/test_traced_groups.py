@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 import fullwire as fw
 from fullwire.errors import FullwireError
 from fullwire.importers import read
+from fullwire.run.facts import Facts
+from fullwire.run.process_groups import listed_name, told_ranks
 from fullwire.simulation.groups import members_of
 from tests.unit.test_kineto import ALL_REDUCE, GEMM, Job, reduced
 from tests.unit.test_stages import (
@@ -212,8 +215,14 @@ def test_a_written_pipeline_waits_for_late_ranks_and_does_not_compute_then(tmp_p
 def test_written_stages_of_shards_keep_them_among_more_workers(tmp_path: Path) -> None:
     run = Played(100, programs=[sharded_stage(rank) for rank in range(4)]).traced(tmp_path)
     written = fw.replay(run, line_rate="100Gbps", bandwidth="25Gbps", workers=8)
+    assert ">" not in str(written.facts.groups)
     again = fw.whatif(written, bandwidth="25Gbps")
     assert again["step_s"][0] == pytest.approx(fw.explain(written).step_s, rel=0.002)
+
+
+def test_a_name_with_a_comma_tells_the_size_of_its_group() -> None:
+    told = told_ranks(Facts(groups=f"{listed_name('rows, then columns')} 4"))
+    assert told("rows, then columns") == 4
 
 
 @pytest.mark.parametrize(
@@ -289,6 +298,30 @@ def test_a_transfer_is_not_listed_with_the_size_of_its_pipeline(tmp_path: Path) 
     run = read(tmp_path)
     assert ">" not in (run.facts.groups or "")
     assert {size for name, size in members_of(run).items() if ">" in name} == {2}
+
+
+def test_a_batch_after_one_without_a_launch_does_not_get_its_transfers(tmp_path: Path) -> None:
+    def rows_of(where: Path, lost: slice) -> Counter[Any]:
+        pipeline = Played(100, programs=[in_batches(rank, 4, 8) for rank in range(4)])
+        for job in pipeline.jobs:
+            batched(job)
+        events = pipeline.jobs[1].events
+        kernels = [each for each in events if "SendRecv" in each["name"]]
+        numbers = {each["args"]["correlation"] for each in kernels if each["cat"] == "kernel"}
+        launches = [each for each in events if each["cat"] == "cuda_runtime"]
+        launches = [each for each in launches if each["args"].get("correlation") in numbers]
+        for launch in sorted(launches, key=lambda each: float(each["ts"]))[lost]:
+            events.remove(launch)
+        where.mkdir()
+        rows = pipeline.traced(where).collectives
+        rows = rows.rows((rows.rank == 1) & (rows.dtype != "unknown"))
+        return Counter(zip(rows.op, rows.group, rows.issue_ns.tolist(), strict=True))
+
+    of_all = rows_of(tmp_path / "all", slice(0))
+    for first in range(3):
+        told = rows_of(tmp_path / str(first), slice(first, None, 11))
+        assert told <= of_all
+        assert told.total() > of_all.total() // 2
 
 
 def test_a_rank_that_takes_a_transfer_sends_nothing(tmp_path: Path) -> None:

@@ -21,6 +21,11 @@ def descriptions_of(names: str) -> dict[str, str]:
     return told
 
 
+def listed_name(name: str) -> str:
+    """Return the name of a group as a fact lists it: without commas, which divide the names."""
+    return re.sub(", ?", " ", name)
+
+
 def told_ranks(facts: Facts) -> Callable[[str], int]:
     """Return a function that tells how many ranks a group of this name has, or 0.
 
@@ -35,7 +40,8 @@ def told_ranks(facts: Facts) -> Callable[[str], int]:
             return members[1].count(",") + 1
         if _TRANSFER.search(name):
             return 2
-        told = (sizes.get(of_it, "") for of_it in (described.get(name.partition(" ")[0], ""), name))
+        of_name = described.get(name.partition(" ")[0], ""), listed_name(name)
+        told = (sizes.get(of_it, "") for of_it in of_name)
         size = next(filter(None, told), "")
         is_size = size.isdecimal() and len(size) <= _MOST_DIGITS
         return int(size) if is_size else 0

@@ -421,8 +421,8 @@ def _waited_for_by_others(
     """Return those that a rank waits for before it comes to another collective, and the turns.
 
     Nothing is computed from the beginning of such a one until another collective begins, as soon as
-    the first has ended. A stage sends the sum of its last layer so. The
-    other has a later turn at the same own time. If it was queued on its own line, it tells nothing.
+    the first has ended. A stage sends the sum of its last layer so. The other has a later turn at
+    the same own time. If it was queued on its own line, it tells nothing.
     """
     is_waited, turns, turn = np.zeros(len(rows), bool), [0] * len(rows), 0
     before, on_line = -1, dict[str, int]()

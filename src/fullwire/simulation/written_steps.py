@@ -15,6 +15,7 @@ import numpy as np
 from fullwire.collectives.cost import Floats
 from fullwire.run.facts import Facts
 from fullwire.run.kinds import LAST, LAYERS, QUEUED
+from fullwire.run.process_groups import listed_name
 from fullwire.run.run import SLOWED, Collectives, Gradients, Lane, Run, Spans, Whole
 from fullwire.simulation.beside_layers import Course, Stages
 from fullwire.simulation.groups import members_of, ranks_among
@@ -154,7 +155,7 @@ class Lasting:
             course.rows,
             step=np.zeros(len(of_row), np.int64),
             sequence=np.array(course.of_row, np.int64),
-            group=np.array([_plain(name) for name in course.rows.group.tolist()], object),
+            group=np.array([listed_name(name) for name in course.rows.group.tolist()], object),
             issue_ns=begin_ns,
             start_ns=begin_ns,
             end_ns=end_ns,
@@ -293,7 +294,8 @@ def in_stages(written: Run, step: Step, course: Stages, lasting: Lasting, record
         among = step.others.members[course.messages[message][0]]
         if among < 0 and members[name] == ranks_among(among, before):
             members[name] = ranks_among(among, workers)
-    sizes = {_plain(name): size for name, size in members.items() if name not in of_all}
+    some = [name for name in members if name not in of_all and ">" not in name]  # no transfers
+    sizes = {listed_name(name): members[name] for name in some}
     if len(buckets):
         summing = workers // step.shards
         sizes |= {f"gradients {rank.number}": summing for rank in ranks}
@@ -305,11 +307,6 @@ def in_stages(written: Run, step: Step, course: Stages, lasting: Lasting, record
         gradients=Gradients.joined(gradients),
         collectives=Collectives.joined([sent, *of_buckets]),
     )
-
-
-def _plain(group: str) -> str:
-    """Return the name of a group without what divides the names in a fact."""
-    return group.replace(",", "")
 
 
 def _ns(time_s: float) -> int:

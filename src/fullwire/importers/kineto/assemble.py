@@ -27,6 +27,7 @@ from fullwire.importers.kineto.scan import scanned
 from fullwire.importers.kineto.steps import EACH
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import OF_SEVERAL_RUNS, gaps_of
+from fullwire.run.process_groups import listed_name
 from fullwire.run.run import (
     AnyTable,
     Collectives,
@@ -373,7 +374,7 @@ def _groups(
             if names_told[name] == 1 and size and name not in told and ">" not in name:
                 sizes.setdefault(name, size)
     named = sorted(sizes.items())[:_MOST_GROUPS]
-    groups = ", ".join(f"{name.replace(',', ' ')} {size}" for name, size in named)
+    groups = ", ".join(f"{listed_name(name)} {size}" for name, size in named)
     names: dict[str, list[str]] = {}
     for name, descriptions in sorted(told.items())[:_MOST_GROUP_NAMES]:
         if len(descriptions) == 1 and not re.search(r"[\s,:]", name):
