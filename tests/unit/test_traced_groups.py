@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,30 @@ from typing import Any
 import pytest
 
 import fullwire as fw
+from fullwire.errors import FullwireError
 from fullwire.importers import read
+from fullwire.run.facts import Facts
+from fullwire.run.process_groups import listed_name, told_ranks
 from fullwire.simulation.groups import members_of
 from tests.unit.test_kineto import ALL_REDUCE, GEMM, Job, reduced
-from tests.unit.test_stages import Played
-from tests.unit.test_traced_gradients import BACKWARD, SIZE, Part, played, split_and_summed, traced
+from tests.unit.test_stages import (
+    Played,
+    all_forward_first,
+    batched,
+    in_batches,
+    in_chunks,
+    sharded_stage,
+    stage,
+)
+from tests.unit.test_traced_gradients import (
+    BACKWARD,
+    SIZE,
+    Part,
+    played,
+    split,
+    split_and_summed,
+    traced,
+)
 
 WORKERS, LAYERS, VALUES, GRADIENTS = 8, 4, 1_000_000, 2_500_000
 # The bits of a step on a link: two ranks sum each layer twice, and four sum the gradients.
@@ -144,6 +164,67 @@ def test_a_written_step_of_stages_split_over_ranks_has_no_other_t1(tmp_path: Pat
     assert again["step_s"].tolist() == pytest.approx(direct["step_s"].tolist(), rel=0.01)
 
 
+@pytest.mark.parametrize("asked_gbps", [1, 5, 25])
+def test_buckets_of_written_stages_wait_for_the_sums_of_layers_before_them(
+    tmp_path: Path, asked_gbps: int
+) -> None:
+    def at_rate(rate_gbps: int) -> Played:
+        return Played(rate_gbps, programs=[split_stage(rank, replicas=2) for rank in range(8)])
+
+    run = at_rate(2).traced(tmp_path)
+    asked: dict[str, Any] = {"line_rate": "2Gbps", "transport": "full"}
+    written = fw.replay(run, bandwidth=f"{asked_gbps}Gbps", **asked)
+    direct = fw.whatif(run, bandwidth=f"{asked_gbps}Gbps", **asked)
+    assert fw.explain(written).step_s == pytest.approx(direct["step_s"][0])
+    rates_gbps = (1, 5, 25, 400)
+    rates = [f"{rate}Gbps" for rate in rates_gbps]
+    again = fw.whatif(written, bandwidth=rates, transport="full")
+    assert again["baseline_step_s"][0] == pytest.approx(direct["baseline_step_s"][0])
+    for row, rate_gbps in enumerate(rates_gbps):
+        step_s = at_rate(rate_gbps).length_us * 1e-6
+        assert again["step_s"][row] == pytest.approx(step_s, rel=0.03)
+
+
+def test_a_written_pipeline_keeps_a_transport_that_fills_little_of_the_line(
+    tmp_path: Path,
+) -> None:
+    run = Played(100, programs=[in_chunks(rank) for rank in range(4)]).traced(tmp_path)
+    asked: dict[str, Any] = {"line_rate": "400Gbps", "bandwidth": "400Gbps"}
+    written = fw.replay(run, transport="measured", **asked)
+    of_trace, of_written = fw.explain(run, bandwidth="400Gbps"), fw.explain(written)
+    assert of_written.verdict.kind == of_trace.verdict.kind == "transport"
+    assert of_written.account["bubble"] == pytest.approx(of_trace.account["bubble"], rel=0.05)
+    direct = fw.whatif(run, line_rate="400Gbps", bandwidth="200Gbps", transport="full")
+    again = fw.whatif(written, bandwidth="200Gbps", transport="full")
+    assert again["step_s"][0] == pytest.approx(direct["step_s"][0], rel=0.002)
+
+
+def test_a_written_pipeline_waits_for_late_ranks_and_does_not_compute_then(tmp_path: Path) -> None:
+    programs = [all_forward_first(rank, 4) for rank in range(4)]
+    run = Played(100, programs=programs).traced(tmp_path)
+    asked: dict[str, Any] = {"line_rate": "100Gbps", "bandwidth": "25Gbps"}
+    asked["jitter"] = "lognormal:5%"
+    written, table = fw.replay(run, **asked), fw.whatif(run, **asked)
+    found = fw.explain(written)
+    assert found.step_s == pytest.approx(table["step_s"][0])
+    assert found.baseline_step_s == pytest.approx(table["baseline_step_s"][0])
+    on_time = fw.whatif(run, **asked | {"jitter": "none"})["step_s"][0]
+    assert found.account["straggler"] == pytest.approx(table["step_s"][0] - on_time)
+
+
+def test_written_stages_of_shards_keep_them_among_more_workers(tmp_path: Path) -> None:
+    run = Played(100, programs=[sharded_stage(rank) for rank in range(4)]).traced(tmp_path)
+    written = fw.replay(run, line_rate="100Gbps", bandwidth="25Gbps", workers=8)
+    assert ">" not in str(written.facts.groups)
+    again = fw.whatif(written, bandwidth="25Gbps")
+    assert again["step_s"][0] == pytest.approx(fw.explain(written).step_s, rel=0.002)
+
+
+def test_a_name_with_a_comma_tells_the_size_of_its_group() -> None:
+    told = told_ranks(Facts(groups=f"{listed_name('rows, then columns')} 4"))
+    assert told("rows, then columns") == 4
+
+
 @pytest.mark.parametrize(
     "without", [set(), {"Process Group Name"}, NAMED], ids=["named", "without a name", "neither"]
 )
@@ -171,3 +252,96 @@ def test_sums_of_layers_use_the_link_beside_those_of_gradients(tmp_path: Path) -
     sent_s = 12 * 32e6 / table["bandwidth_bps"]
     expected = (sent_s / table["step_s"]).tolist()
     assert table["network_utilization"].tolist() == pytest.approx(expected, rel=0.01)
+
+
+def without_transfers(rank: int) -> list[Part]:
+    """Return the step of a stage that is split over ranks and replicas, and is the only one."""
+    parts = split_stage(rank, replicas=2)
+    names = [part for part in parts if part[:2] not in {("send", "send"), ("send", "recv")}]
+    return [
+        part
+        for part in names
+        if part[0] != "wait" or len(part[1]) != 2 or part[1][0] not in {True, False}
+    ]
+
+
+@pytest.mark.parametrize("kept", [(0, 1, 2, 3), (0,)], ids=["half", "one"])
+@pytest.mark.parametrize("without", [set(), NAMED], ids=["named", "without names"])
+def test_groups_of_several_sizes_that_share_a_name_keep_theirs(
+    tmp_path: Path, kept: tuple[int, ...], without: set[str]
+) -> None:
+    def at_rate(rate_gbps: int) -> Played:
+        return Played(rate_gbps, programs=[iter(without_transfers(rank)) for rank in range(8)])
+
+    for rank in kept:
+        job = at_rate(100).jobs[rank]
+        for event in job.events:
+            for name in without:
+                event["args"].pop(name, None)
+        job.write(tmp_path / f"{rank}.json")
+    run = read(tmp_path)
+    assert set(members_of(run).values()) == {2, 8}
+    rates = ["10Gbps", "100Gbps"]
+    table = fw.whatif(run, line_rate="100Gbps", transport="full", bandwidth=rates)
+    expected = [at_rate(rate).length_us * 1e-6 for rate in (10, 100)]
+    assert table["step_s"].tolist() == pytest.approx(expected, rel=0.03)
+
+
+def test_a_transfer_is_not_listed_with_the_size_of_its_pipeline(tmp_path: Path) -> None:
+    pipeline = Played(100, programs=[in_batches(rank, 4, 8) for rank in range(4)])
+    for rank in (1, 2):
+        batched(pipeline.jobs[rank])
+        for event in pipeline.jobs[rank].events:
+            if event["args"].get("Collective name") in ("send", "recv"):
+                event["args"] |= {"Process Group Name": "9", "Group size": 4}
+        pipeline.jobs[rank].write(tmp_path / f"{rank}.json")
+    run = read(tmp_path)
+    assert ">" not in (run.facts.groups or "")
+    assert {size for name, size in members_of(run).items() if ">" in name} == {2}
+
+
+def test_a_batch_after_one_without_a_launch_does_not_get_its_transfers(tmp_path: Path) -> None:
+    def rows_of(where: Path, lost: slice) -> Counter[Any]:
+        pipeline = Played(100, programs=[in_batches(rank, 4, 8) for rank in range(4)])
+        for job in pipeline.jobs:
+            batched(job)
+        events = pipeline.jobs[1].events
+        kernels = [each for each in events if "SendRecv" in each["name"]]
+        numbers = {each["args"]["correlation"] for each in kernels if each["cat"] == "kernel"}
+        launches = [each for each in events if each["cat"] == "cuda_runtime"]
+        launches = [each for each in launches if each["args"].get("correlation") in numbers]
+        for launch in sorted(launches, key=lambda each: float(each["ts"]))[lost]:
+            events.remove(launch)
+        where.mkdir()
+        rows = pipeline.traced(where).collectives
+        rows = rows.rows((rows.rank == 1) & (rows.dtype != "unknown"))
+        return Counter(zip(rows.op, rows.group, rows.issue_ns.tolist(), strict=True))
+
+    of_all = rows_of(tmp_path / "all", slice(0))
+    for first in range(3):
+        told = rows_of(tmp_path / str(first), slice(first, None, 11))
+        assert told <= of_all
+        assert told.total() > of_all.total() // 2
+
+
+def test_a_rank_that_takes_a_transfer_sends_nothing(tmp_path: Path) -> None:
+    run = Played(10, programs=[stage(rank, 2, 8, 2, 1.0) for rank in range(4)]).traced(tmp_path)
+    table = fw.whatif(run, line_rate="10Gbps", transport="full", bandwidth="10Gbps")
+    rows = run.collectives.rows((run.collectives.rank == 0) & (run.collectives.step == 2))
+    sent_s = 8e-10 * int(rows.bytes[rows.op != "recv"].sum())  # two ranks send as much for a sum
+    assert table["network_utilization"][0] == pytest.approx(sent_s / table["step_s"][0], rel=0.02)
+
+
+def test_layers_within_a_node_use_none_of_its_nics(tmp_path: Path) -> None:
+    run = traced(tmp_path, split_and_summed, 100)
+    table = fw.whatif(run, line_rate="100Gbps", cluster="dgx-h100", nodes=[1, 2])
+    assert table["network_utilization"][0] == 0
+    assert 0 < table["network_utilization"][1] < 1
+
+
+def test_sums_among_all_ranks_that_would_need_more_than_the_step_are_refused(
+    tmp_path: Path,
+) -> None:
+    run = traced(tmp_path, split, 100)
+    with pytest.raises(FullwireError, match=r"would need the link for \S+ times the step"):
+        fw.whatif(run, line_rate="10Gbps", transport="measured", bandwidth="10Gbps")

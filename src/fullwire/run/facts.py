@@ -112,7 +112,7 @@ class Facts:
         "sets of gradients that the passes of a step make; 1 where all add up", _AT_LEAST_ONE
     )
     stages: int | None = fact(
-        "ranks of the pipeline that a predicted step is played in, where it is one of them",
+        "ranks of the pipeline that a predicted step holds",
         _AT_LEAST_ONE,
         may_be_none=True,
     )
@@ -206,7 +206,7 @@ class Facts:
 
     # The communication library and its settings: measured, reported by NCCL, or emulated.
     backend: str | None = fact("the library that torch.distributed sends with")
-    groups: str | None = fact("the job's process groups by description, with their ranks: dp 2")
+    groups: str | None = fact("process groups by description or name, with their ranks: dp 2")
     group_names: str | None = fact("names of process groups by description: mesh_tp: 1 2")
     transport_congestion: str | None = fact(
         "congestion control of the connections of Fullwire's transport, and why"

@@ -109,9 +109,8 @@ class Stages:
     messages: tuple[tuple[int, float, tuple[int, ...]], ...]
     over: tuple[float, ...]  # by rank, the share of `own_ns` that its step takes
     own_ns: int  # of the recorded step of the slowest rank: all but the waits
-    passes: tuple[
-        tuple[float, float], ...
-    ]  # by rank, the shares at which its last one begins, ends
+    passes: tuple[tuple[float, float], ...]  # by rank, the shares at which its last begins and ends
+    ready: tuple[tuple[float, ...], ...]  # by rank, the shares after which gradients are ready
     rows: Collectives  # the ranks' parts of the messages
     of_row: tuple[int, ...]  # the message of each
     untold_slowing: float = 0.0
@@ -279,14 +278,15 @@ def stages_of(
         return None
     kinds = _places_of_kinds(rows, first)
     of_rank: list[list[tuple[int, int, int]]] = []  # own time, turn, message
-    own_ns, passes_ns = [], []
+    own_ns, passes_ns, ready_ns = [], [], []
     for rank in ranks:
         mine = np.flatnonzero(rows.rank == rank)
         waits = buckets.rows(buckets.rank == rank)
         events, moments = _events_of_rank(run, rows.rows(mine), waits, steps_ns[rank])
         of_rank.append([(at, turn, int(matched[mine[row]])) for at, turn, row in events])
         own_ns.append(moments[0])
-        passes_ns.append(moments[1:])
+        passes_ns.append(moments[1:3])
+        ready_ns.append(moments[3:])
     ordered = _in_order(of_rank)
     if ordered is None:
         return None
@@ -304,6 +304,7 @@ def stages_of(
         over=tuple(own / most_ns for own in own_ns),
         own_ns=most_ns,
         passes=tuple((begin / most_ns, end / most_ns) for begin, end in passes_ns),
+        ready=tuple(tuple(each_ns / most_ns for each_ns in of_rank) for of_rank in ready_ns),
         rows=rows.rows(of_all),
         of_row=tuple(matched[of_all].tolist()),
         untold_slowing=_untold_slowing(run),
@@ -364,7 +365,8 @@ def _events_of_rank(
 ) -> tuple[list[tuple[int, int, int]], list[int]]:
     """Return a rank's events, each with its own time, turn and row, and its own time in the step.
 
-    The latter is that of the whole step, and those before and up to the end of its last pass.
+    The latter is that of the whole step, those before and up to the end of its last pass, and those
+    up to each gradient.
 
     It waits for buckets too, but only their own replay tells how long.
     """
@@ -409,7 +411,8 @@ def _events_of_rank(
     # A rank comes to all that it can before it waits, in the order of its device.
     events.sort(key=lambda event: event[:3])
     ordered = [(at, _NEEDED if turn == _NEEDED else _COME, row) for at, _, turn, row in events]
-    return ordered, progress.at(np.array(step_ns[1:])).tolist()
+    ready_ns = _of_step(run.gradients, rows).ready_ns
+    return ordered, progress.at(np.append(step_ns[1:], ready_ns)).tolist()
 
 
 def _waited_for_by_others(
@@ -418,8 +421,8 @@ def _waited_for_by_others(
     """Return those that a rank waits for before it comes to another collective, and the turns.
 
     Nothing is computed from the beginning of such a one until another collective begins, as soon as
-    the first has ended. A stage sends the sum of its last layer so. The
-    other has a later turn at the same own time. If it was queued on its own line, it tells nothing.
+    the first has ended. A stage sends the sum of its last layer so. The other has a later turn at
+    the same own time. If it was queued on its own line, it tells nothing.
     """
     is_waited, turns, turn = np.zeros(len(rows), bool), [0] * len(rows), 0
     before, on_line = -1, dict[str, int]()

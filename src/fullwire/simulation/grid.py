@@ -176,8 +176,8 @@ class Residue:
 
         A step that is longer than its replay may owe that to its transport. One that is shorter may
         owe it to T1, where that is estimated too long, and is then as much shorter on a full line.
-        Else a full line would seem slower than the measured one. On devices,
-        kernels tell T1: it is right where the step is as long as its replay on a full line.
+        Else a full line would seem slower than the measured one. On devices, kernels tell T1. It is
+        right if the step is as long as its replay on a full line, and then nothing is kept.
         """
         return replace(self, time_s=np.minimum(np.maximum(self.time_s, self.of_full_s), 0.0))
 

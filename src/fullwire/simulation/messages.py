@@ -14,12 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fullwire.collectives.closed_form import (
-    gradient_cost,
-    half_a_part,
-    on_wire,
-    recorded_cost,
-)
+from fullwire.collectives.closed_form import gradient_cost, half_a_part, on_wire, recorded_cost
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.tuning import AUTO
 from fullwire.compression.compressor import Combining, Compressor
@@ -155,10 +150,11 @@ class Messages:
             total = total + np.choose(quickest, np.broadcast_arrays(*sent))
         return total / ratio
 
-    def others_bits(self, chosen: slice, passes: int) -> Floats:
-        """Return the bits on a host's link, a pass, of the collectives that are no buckets."""
-        bits = (other.pass_bits + other.once_bits / passes for other in self.others)
-        return np.asarray(running_sum(bits)[chosen, None, None])
+    def others_bits(self, chosen: slice, passes: int, *, of_all: bool) -> Floats:
+        """Return the bits on a host's link, a pass, of other collectives: of all ranks or some."""
+        others = (each for each in self.others if of_all != bool(each.kind[2]))
+        bits = [each.pass_bits + each.once_bits / passes for each in others]
+        return np.asarray(running_sum(bits)[chosen, None, None]) if bits else np.zeros(())
 
     def exposed(
         self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
@@ -581,12 +577,16 @@ def _others(
         costs = [cost_of[each] for each in ranks]
         loads = subject.nic_loads(workers, *on_wire(op))
         on_link, late = np.minimum(loads, 1.0) if members else loads, after[op, size, members]
-        sent_bytes = np.array([float(cost.sent_bytes) for cost in costs])
+        sent_bytes = np.array([0.0 if op == "recv" else float(cost.sent_bytes) for cost in costs])
         mean_bytes = size * (1 - 1 / np.array(ranks)) if op == "broadcast" else sent_bytes
+        pass_bits, once_bits, routed = 8 * sent_bytes * on_link, 8 * mean_bytes * on_link, []
+        if on_links is not None:  # the load of the busiest link of the network
+            routed = [Routed(on_links.recorded(op, among), float(size)) for among in workers]
+            pass_bits = once_bits = np.array([each.network_bits_per_byte for each in routed])
         yield _Other(
             wire_bits=np.array([8 * float(cost.wire_bytes) for cost in costs]),
-            pass_bits=8 * sent_bytes * (count - late - inside[op, size, members]) * on_link,
-            once_bits=8 * mean_bytes * late * on_link,
+            pass_bits=pass_bits * (count - late - inside[op, size, members]),
+            once_bits=once_bits * late,
             hops=np.array([float(cost.hops) for cost in costs]),
             halves=np.array([half_a_part(op, each) for each in ranks]),
             load=np.ones(len(workers)) if members else loads,
@@ -594,7 +594,5 @@ def _others(
             count=count,
             after=late,
             kind=(op, size, members),
-            routed=()
-            if on_links is None
-            else tuple((Routed(on_links.recorded(op, among), float(size)),) for among in workers),
+            routed=tuple((each,) for each in routed),
         )

@@ -35,7 +35,6 @@ from fullwire.simulation.grid import (
     shaped,
     synchronising,
 )
-from fullwire.simulation.groups import members_of
 from fullwire.simulation.messages import Exposed, Messages, messages_of
 from fullwire.simulation.of_kinds import apart, as_means
 from fullwire.simulation.schedule import (
@@ -204,10 +203,15 @@ def _predicted(
                 np.divide(baseline_s, step_s, out=measures["scaling_factor"][here])
                 link_s = used_s / apart
                 if messages.others:
-                    all_s = messages.others_bits(sizes, accumulate) / rate_bps[:, rates]
+                    all_s, of_some_s = (
+                        messages.others_bits(sizes, accumulate, of_all=of_all) / rate_bps[:, rates]
+                        for of_all in (True, False)
+                    )
                     all_s = all_s if subject.step.sends_no_buckets else all_s + link_s
+                    link_s = all_s if subject.step.others.course is None else link_s
                     # Groups may have links of their own, so the line has at most a step's bits.
-                    link_s = np.where(link_s > step_s, link_s, np.minimum(all_s, step_s))
+                    most_s = np.minimum(all_s + of_some_s, step_s)
+                    link_s = np.where(link_s > step_s, link_s, most_s)
                 np.divide(link_s, step_s, out=measures["network_utilization"][here])
     return measures
 
@@ -255,19 +259,19 @@ def replay(run: Run, subject: Subject, point: Grid) -> Run:
     asked = slice(None), np.array([[[rate_bps]]]), transport, np.array([[[compressor.ratio]]])
     exposed = messages.exposed(*asked)
     overhead_s, unexplained_s, late_s = _parts_of_overhead_s(messages, exposed, transport, jitter)
-    step, members = subject.step, members_of(run)
+    step = subject.step
     of_messages_s = float(np.max(exposed.by_others_s + exposed.by_buckets_s))
     slowed_s = overhead_s - unexplained_s - late_s - of_messages_s - step.packing_ns * 1e-9
-    slowed_s = max(slowed_s, 0.0)
+    slowed_s, recorded_s = max(slowed_s, 0.0), min(late_s, step.waiting_ns * 1e-9)
     lasting = Lasting(
         step_s=step.alone_ns * 1e-9 + overhead_s,
-        own_s=step.alone_ns * 1e-9 + slowed_s + late_s,
+        own_s=step.alone_ns * 1e-9 + slowed_s + recorded_s,
         slowed_s=slowed_s,
+        late_s=late_s - recorded_s,
         rest_s=step.others.rest_ns * 1e-9,
         each_s=messages.each_instead_s(asked[1], transport),
     )
-    of_some = {name: size for name, size in members.items() if size != run.facts.workers}
-    return in_stages(written, step, course, lasting, of_some)
+    return in_stages(written, step, course, lasting, run)
 
 
 def _of_one_rank(run: Run, subject: Subject, point: Grid) -> Run:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from fullwire.compression.codec import named_in
 from fullwire.run.centre import median_of
 from fullwire.run.intervals import covered_ns
-from fullwire.run.kinds import EARLIER, kinds_of
+from fullwire.run.kinds import EARLIER, LAST, kinds_of
 from fullwire.run.placement import host_of_rank, ranks_per_processor, sums_on_processors
 from fullwire.run.processors import own_work_s
 from fullwire.run.run import Collectives, Run, Spans, Whole
@@ -235,7 +235,10 @@ def _communication(run: Run, table: Steps, workers: int, sends: Sending) -> _Sen
     np.maximum.at(none, tuple(axis[is_bucket] for axis in place), rows.end_ns[is_bucket])
     members = members_of(run)
     among = [members[name] for name in set(rows.group[is_bucket].astype(str).tolist())]
-    numbers, apart = table.numbers[table.looked_at], (rows.rows(~is_bucket), rows.rows(is_bucket))
+    numbers, apart = (
+        table.numbers[table.looked_at],
+        (rows.rows(~is_bucket), _exposed(run, rows.rows(is_bucket))),
+    )
     exposed_ns = exposed_by_rank(run, *apart, table.ranks, numbers)
     rank = table.ranks[np.argmin(exposed_ns)]  # all ranks wait for this one
     others = _others(run, rows, is_bucket, table, members, rank)
@@ -340,7 +343,7 @@ def _others(
     members: Mapping[str, int],
     rank: int,
 ) -> Others:
-    of_all, all_buckets = rows.rows(~is_bucket), rows.rows(is_bucket)
+    of_all, all_buckets = rows.rows(~is_bucket), _exposed(run, rows.rows(is_bucket))
     buckets, rows = (each.rows(each.rank == rank) for each in (all_buckets, of_all))
     if not len(rows):
         return Others()
@@ -535,6 +538,19 @@ def _course(
         return None
     of_step_ns = int(table.start_ns[place]), int(table.end_ns[place])
     return course_of(run, usual, of_step_ns, int(table.computed_ns[place]))
+
+
+def _exposed(run: Run, buckets: Collectives) -> Collectives:
+    """Return buckets from the end of their rank's last pass on, where a pipeline was predicted.
+
+    Its ranks wait for buckets after all other messages of the pass, and not beside these.
+    """
+    if run.facts.stages is None:
+        return buckets
+    last = run.spans.rows(run.spans.name == LAST)
+    over_ns = dict(zip(last.rank.tolist(), last.end_ns.tolist(), strict=True))
+    from_ns = np.array([over_ns.get(rank, 0) for rank in buckets.rank.tolist()], np.int64)
+    return replace(buckets, issue_ns=from_ns, end_ns=np.maximum(buckets.end_ns, from_ns))
 
 
 def _both(first: tuple[Whole, Whole], second: tuple[Whole, Whole]) -> tuple[Whole, Whole]:

@@ -7,7 +7,7 @@ other, so the step of each stage is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,12 +15,14 @@ import numpy as np
 from fullwire.collectives.cost import Floats
 from fullwire.run.facts import Facts
 from fullwire.run.kinds import LAST, LAYERS, QUEUED
+from fullwire.run.process_groups import listed_name
 from fullwire.run.run import SLOWED, Collectives, Gradients, Lane, Run, Spans, Whole
 from fullwire.simulation.beside_layers import Course, Stages
+from fullwire.simulation.groups import members_of, ranks_among
 from fullwire.simulation.schedule import Timeline
 from fullwire.simulation.step import Step
 
-_MOST_TIMES = 2.0  # as long as they are predicted: messages with what nothing else explains
+_MOST_DOUBLED = 2.0**20  # messages that nobody waits for lengthen no step
 _MOST_TRIALS, _EXACT = 12, 1e-6  # to meet a target, and how near to it they come
 
 
@@ -96,8 +98,9 @@ class Lasting:
     """How long the parts of a predicted step take."""
 
     step_s: float
-    own_s: float  # of the slowest rank: computing, with contention and lateness
+    own_s: float  # of the slowest rank: computing, with contention and recorded lateness
     slowed_s: float  # of it: contention
+    late_s: float  # in which all ranks wait for late ones, without the recorded lateness
     rest_s: float  # in which devices rest for another reason than messages
     each_s: Floats  # of the collectives that are no buckets
 
@@ -105,13 +108,17 @@ class Lasting:
         self, course: Stages, for_buckets_s: float
     ) -> tuple[list[_Rank], Collectives, Whole]:
         """Play the messages. Return the ranks, their parts of messages, and when each was made."""
-        own_s = self.own_s
-        stalled_s = self.step_s - own_s - self.rest_s - for_buckets_s
-        each_s = self.each_s * meeting(
-            lambda times: float(course.stalled_s([*(times * self.each_s)], own_s)),
-            stalled_s,
-            _MOST_TIMES,
-        )
+        own_s, each_s = self.own_s, self.each_s
+        stalled_s = self.step_s - own_s - self.late_s - self.rest_s - for_buckets_s
+
+        def stalled_with(times: float) -> float:
+            return float(course.stalled_s([*(times * self.each_s)], own_s))
+
+        most = 1.0  # times as long as they are predicted
+        while most < _MOST_DOUBLED and stalled_with(most) < stalled_s:
+            most *= 2
+        if most < _MOST_DOUBLED:
+            each_s = self.each_s * meeting(stalled_with, stalled_s, most)
         played = course.played([*each_s], own_s)
         numbers = np.unique(course.rows.rank).tolist()
         ranks = [
@@ -120,6 +127,7 @@ class Lasting:
                 own_s,
                 course.over[place],
                 course.passes[place],
+                course.ready[place],
                 [(at, float(wait_s)) for at, wait_s in played.waits_s[place]],
                 for_buckets_s,
             )
@@ -147,7 +155,7 @@ class Lasting:
             course.rows,
             step=np.zeros(len(of_row), np.int64),
             sequence=np.array(course.of_row, np.int64),
-            group=np.array([_plain(name) for name in course.rows.group.tolist()], object),
+            group=np.array([listed_name(name) for name in course.rows.group.tolist()], object),
             issue_ns=begin_ns,
             start_ns=begin_ns,
             end_ns=end_ns,
@@ -163,6 +171,7 @@ class _Rank:
     own_s: float  # that all shares are of
     over: float  # the share that its step takes
     last_pass: tuple[float, float]  # the shares at which its last pass begins and ends
+    ready: tuple[float, ...]  # the shares after which its gradients are ready
     waits: Sequence[tuple[float, float]]  # after which share, and how long
     for_buckets_s: float  # after its last pass
 
@@ -184,6 +193,17 @@ class _Rank:
         share = self.last_pass[1]
         return _ns(share * self.own_s + sum(wait_s for at, wait_s in self.waits if at < share))
 
+    def ready_ns(self, written: Whole, until_ns: int) -> Whole:
+        """Return when its gradients are ready: in the pass, after their layers and all waits there.
+
+        If it was recorded with another number of them, they keep their distance to the pass's end.
+        """
+        if len(self.ready) != len(written):
+            return np.maximum(written + self.passed_ns - until_ns, 0)
+        waits_s = (sum(wait_s for at, wait_s in self.waits if at <= share) for share in self.ready)
+        moments_s = (s * self.own_s + wait_s for s, wait_s in zip(self.ready, waits_s, strict=True))
+        return np.sort(np.minimum(np.array([*map(_ns, moments_s)], np.int64), self.passed_ns))
+
     def waited_for_buckets_s(self, share: float) -> float:
         """Return how long it has waited for its buckets when so much is over."""
         return self.for_buckets_s if share > self.last_pass[1] else 0.0
@@ -201,7 +221,7 @@ class _Rank:
             begin_s, share = end_s + wait_s, at
 
     def spans(self, lasting: Lasting, mine: Collectives, made_ns: Whole) -> Spans:
-        """Lay out its step: its computing, its last pass, and the bubble at its end."""
+        """Lay out its step: its computing, its last pass, and the bubble and wait at its end."""
         step_ns = _ns(lasting.step_s)
         computing = [*self.computing_ns()]
         rows: list[tuple[Lane, str, int, int]] = [("host", "step", 0, step_ns)]
@@ -216,8 +236,11 @@ class _Rank:
         for begin_ns, end_ns in zip(made_ns[queued], mine.issue_ns[queued], strict=True):
             rows.append(("host", QUEUED, int(begin_ns), int(end_ns)))
         over_ns = max([0, *mine.end_ns.tolist(), *(end_ns for _, end_ns in computing)])
-        if over_ns < step_ns:
-            rows.append(("host", "bubble", over_ns, step_ns))
+        late_ns = step_ns - min(_ns(lasting.late_s), max(step_ns - over_ns, 0))
+        if over_ns < late_ns:
+            rows.append(("host", "bubble", over_ns, late_ns))
+        if late_ns < step_ns:
+            rows.append(("host", "wait", late_ns, step_ns))
         lanes, names, starts, ends = zip(*rows, strict=True)
         return Spans(
             rank=np.full(len(rows), self.number),
@@ -229,13 +252,11 @@ class _Rank:
         )
 
 
-def in_stages(
-    written: Run, step: Step, course: Stages, lasting: Lasting, members: Mapping[str, int]
-) -> Run:
+def in_stages(written: Run, step: Step, course: Stages, lasting: Lasting, recorded: Run) -> Run:
     """Return a written step with all ranks of its pipeline in place of the one that it has.
 
-    Its messages are as much shorter or longer as the step is than they explain. `members` tells how
-    many ranks each group has that is not of all workers.
+    Its messages are as much shorter or longer as the step is than they explain. Groups have as many
+    ranks as they were recorded with, or as the workers of the prediction make them.
     """
     buckets = Collectives.empty() if step.sends_no_buckets else written.collectives
     until_ns = step.forward_ns + step.backward_ns
@@ -245,9 +266,12 @@ def in_stages(
     for rank in ranks:
         mine = sent.rank == rank.number
         spans.append(rank.spans(lasting, sent.rows(mine), made_ns[mine]))
-        # Gradients keep their distance to the end of the pass, and buckets that to the waits there.
-        ready_ns = np.maximum(written.gradients.ready_ns + rank.passed_ns - until_ns, 0)
+        ready_ns = rank.ready_ns(written.gradients.ready_ns, until_ns)
+        # Buckets keep their distance to the waits after the pass, but begin with their gradients.
         off_ns = rank.goes_on_ns - until_ns
+        last = np.searchsorted(written.gradients.ready_ns, buckets.issue_ns, side="right") - 1
+        end_ns = buckets.end_ns + off_ns
+        issue_ns = np.minimum(ready_ns[np.maximum(last, 0)] if len(ready_ns) else end_ns, end_ns)
         scattered = mine & (sent.op == "reducescatter")
         if step.others.sum_gradients and scattered.sum() == len(ready_ns):
             ready_ns = np.sort(sent.issue_ns[scattered])
@@ -258,14 +282,22 @@ def in_stages(
                 buckets,
                 rank=np.full(len(buckets), rank.number),
                 group=np.full(len(buckets), f"gradients {rank.number}", object),
-                issue_ns=buckets.issue_ns + off_ns,
-                start_ns=buckets.start_ns + off_ns,
-                end_ns=buckets.end_ns + off_ns,
+                issue_ns=issue_ns,
+                start_ns=np.clip(buckets.start_ns + off_ns, issue_ns, end_ns),
+                end_ns=end_ns,
             )
         )
-    sizes = {_plain(name): size for name, size in members.items()}
+    workers, before = written.facts.workers or 1, recorded.facts.workers or 1
+    members = members_of(recorded)
+    of_all = {name for name, size in members.items() if size == before}
+    for name, message in zip(course.rows.group.tolist(), course.of_row, strict=True):
+        among = step.others.members[course.messages[message][0]]
+        if among < 0 and members[name] == ranks_among(among, before):
+            members[name] = ranks_among(among, workers)
+    some = [name for name in members if name not in of_all and ">" not in name]  # no transfers
+    sizes = {listed_name(name): members[name] for name in some}
     if len(buckets):
-        summing = (written.facts.workers or 1) // step.shards
+        summing = workers // step.shards
         sizes |= {f"gradients {rank.number}": summing for rank in ranks}
     groups = ", ".join(f"{name} {size}" for name, size in sorted(sizes.items()))
     return replace(
@@ -275,11 +307,6 @@ def in_stages(
         gradients=Gradients.joined(gradients),
         collectives=Collectives.joined([sent, *of_buckets]),
     )
-
-
-def _plain(group: str) -> str:
-    """Return the name of a group without what divides the names in a fact."""
-    return group.replace(",", "")
 
 
 def _ns(time_s: float) -> int:

@@ -262,7 +262,7 @@ def _members(run: Run, group: Coded, here: Whole) -> tuple[Whole, NDArray[np.boo
     members = np.where(size == communicating, workers, size)
     if len(recorded) < workers:  # the traces of few ranks may still tell the size of their groups
         told = np.array([*map(told_ranks(run.facts), group.names)], np.int64)
-        members = np.where((told >= np.maximum(size, 2)) & (told <= workers), told, members)
+        members = np.where((told >= 2) & (told <= workers), told, members)
     members = members[group.codes]
     return members, (here == members) & (len(recorded) == workers)
 

@@ -27,6 +27,7 @@ from fullwire.importers.kineto.scan import scanned
 from fullwire.importers.kineto.steps import EACH
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import OF_SEVERAL_RUNS, gaps_of
+from fullwire.run.process_groups import listed_name
 from fullwire.run.run import (
     AnyTable,
     Collectives,
@@ -356,7 +357,8 @@ def _groups(
     """Return the ranks of the largest group of each description, and the names of its groups.
 
     A name that ranks describe differently is left out. Where traces of some ranks are missing, the
-    groups without a description are listed by their names.
+    groups without a description are listed by their names, if all ranks agree on their size.
+    Transfers always have two ranks, and are not listed.
     """
     sizes: dict[str, int] = {}
     told: dict[str, set[str]] = {}
@@ -369,10 +371,10 @@ def _groups(
         own = Counter(each for _, outline in ranks for each in {*outline.group_ranks.items()})
         names_told = Counter(name for name, _ in own)
         for name, size in own:
-            if names_told[name] == 1 and name not in told:
+            if names_told[name] == 1 and size and name not in told and ">" not in name:
                 sizes.setdefault(name, size)
     named = sorted(sizes.items())[:_MOST_GROUPS]
-    groups = ", ".join(f"{name.replace(',', ' ')} {size}" for name, size in named)
+    groups = ", ".join(f"{listed_name(name)} {size}" for name, size in named)
     names: dict[str, list[str]] = {}
     for name, descriptions in sorted(told.items())[:_MOST_GROUP_NAMES]:
         if len(descriptions) == 1 and not re.search(r"[\s,:]", name):

@@ -8,6 +8,7 @@ no arguments. Such a kernel carries the transfers that its thread has called sin
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -103,7 +104,9 @@ def parts_of_batches(
 ) -> tuple[NDArray[np.intp], Whole]:
     """Return the kernels, one that carries a batch once for each transfer, and these' notes.
 
-    The note of all others is -1.
+    The note of all others is -1. If the trace lacks a batch's launch, the next batch would get its
+    calls. So a batch is unknown if a kernel without a launch began since the last one. It is also
+    unknown if it had more calls of one kind to one rank than is usual.
     """
     marks, work = trace.marks, trace.work
     none = np.full(len(rows), -1)
@@ -115,12 +118,15 @@ def parts_of_batches(
         return rows, none
     own = marks_around(trace, launched, rows, tells)
     is_transfer[own[own >= 0]] = False  # it has a kernel of its own
-    is_open = (work["note"][rows] < 0) & (own < 0) & (launched.time_ns[rows] != ABSENT)
-    is_open &= np.isin(ops[work["name"][rows]], _MAY_BE_BATCHES)
+    is_bare = (work["note"][rows] < 0) & np.isin(ops[work["name"][rows]], _MAY_BE_BATCHES)
+    is_lost = is_bare & (launched.time_ns[rows] == ABSENT)
+    lost_ns = np.sort(work["start_ns"][rows[is_lost]])
+    is_open = is_bare & ~is_lost & (own < 0)
     calls, batches = np.flatnonzero(is_transfer), np.flatnonzero(is_open)
     calls = calls[np.argsort(marks["start_ns"][calls], kind="stable")]
     batches = batches[np.argsort(launched.time_ns[rows[batches]], kind="stable")]
     carried: dict[int, list[int]] = {}  # notes, by the place of the kernel
+    unknown: set[int] = set()
     for thread in sorted(set(launched.thread[rows[batches]].tolist())):
         of_thread = batches[launched.thread[rows[batches]] == thread]
         mine = calls[marks["thread"][calls] == thread]
@@ -130,5 +136,15 @@ def parts_of_batches(
             if at_batch < len(of_thread):
                 note = int(marks["note"][call])
                 carried.setdefault(int(of_thread[at_batch]), []).append(note)
+        lost = np.searchsorted(lost_ns, work["start_ns"][rows[of_thread]])
+        unknown |= {*of_thread[np.diff(np.maximum.accumulate(lost), prepend=0) > 0].tolist()}
+    told = [trace.notes[name].tolist() for name in ("op", "group", "source", "target")]
+    alike = {
+        place: max(Counter(tuple(column[note] for column in told) for note in notes).values())
+        for place, notes in carried.items()
+    }
+    usual = sorted(alike.values())[len(alike) // 2] if alike else 0
+    unknown |= {place for place, count in alike.items() if count > usual}
+    carried = {place: notes for place, notes in carried.items() if place not in unknown}
     parts = [carried.get(place, [-1]) for place in range(len(rows))]
     return np.repeat(rows, [*map(len, parts)]), np.array([*itertools.chain(*parts)], np.int64)

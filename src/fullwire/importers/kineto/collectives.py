@@ -60,10 +60,11 @@ class Found:
 
     @property
     def group_ranks(self) -> dict[str, int]:
-        """Return the ranks of each group whose collectives agree on them."""
+        """Return how many ranks each group has, and 0 where its collectives do not agree on it."""
         pairs = {*zip(self.group.tolist(), self.ranks.tolist(), strict=True)}
         told = Counter(name for name, _ in pairs)
-        return {name: ranks for name, ranks in pairs if told[name] == 1 and 1 < ranks <= MOST_RANKS}
+        is_size = {name: told[name] == 1 and 1 < ranks <= MOST_RANKS for name, ranks in pairs}
+        return {name: ranks if is_size[name] else 0 for name, ranks in pairs}
 
 
 def of_kernels(

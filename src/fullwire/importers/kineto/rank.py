@@ -79,7 +79,7 @@ class Outline:
     remarks: tuple[str, ...]
     groups: Mapping[str, int]
     group_names: Mapping[str, str]
-    group_ranks: Mapping[str, int]  # of the groups whose collectives tell it, by their names
+    group_ranks: Mapping[str, int]  # by the names of groups; 0 where collectives differ in it
     slowing: Slowing | None
     threads: Threads | None = None  # of Gloo's marks
 
