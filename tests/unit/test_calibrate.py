@@ -181,9 +181,10 @@ def test_smaller_segments_on_slow_lines_take_more_work_for_the_same_bytes() -> N
 
 
 def test_a_dilated_line_has_the_segments_of_the_real_one() -> None:
+    dilated_facts: dict[str, FactValue] = {**used(0.06), "dilation": 10.0}  # really 200 Mbps
     plain, dilated = (
         calibrated([a_trained_job(a_transport(), rate_bps=2 * GBPS, facts=facts)])
-        for facts in (used(0.06), {**used(0.06), "dilation": 10.0})  # really 200 Mbps
+        for facts in (used(0.06), dilated_facts)
     )
     per_byte = [each.transport.processor_s_per_byte for each in (plain, dilated)]
     assert per_byte[1] < 0.8 * per_byte[0]
