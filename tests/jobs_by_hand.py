@@ -50,20 +50,20 @@ def a_job(
         provenance=Provenance(origin=origin, source="a test"),
         facts=named({"workers": count, **(GIGABIT if facts is None else facts)}),
         gaps=gaps_of(missing),
-        spans=_spans(spans),
+        spans=spans_of(spans),
         collectives=_collectives(collectives, op),
     )
 
 
-def _spans(rows: Sequence[tuple[int, int, str, str, float, float]]) -> Spans:
+def spans_of(rows: Sequence[tuple[int, int, str, str, float, float]]) -> Spans:
     rank, step, lane, name, start, end = zip(*rows, strict=True)
     return Spans(
         rank=np.array(rank),
         step=np.array(step),
         lane=np.array(lane, object),
         name=np.array(name, object),
-        start_ns=_ns(start),
-        end_ns=_ns(end),
+        start_ns=in_ns(start),
+        end_ns=in_ns(end),
     )
 
 
@@ -79,13 +79,13 @@ def _collectives(rows: Sequence[tuple[int, int, int, int, float, float]], op: st
         op=np.full(len(rows), op, object),
         dtype=np.full(len(rows), "float32", object),
         bytes=np.array(size),
-        issue_ns=_ns(issue),
-        start_ns=_ns(issue),
-        end_ns=_ns(end),
+        issue_ns=in_ns(issue),
+        start_ns=in_ns(issue),
+        end_ns=in_ns(end),
     )
 
 
-def _ns(times_ms: Sequence[float]) -> np.ndarray:
+def in_ns(times_ms: Sequence[float]) -> np.ndarray:
     return np.array([round(each * MS) for each in times_ms], np.int64)
 
 
@@ -129,14 +129,14 @@ def a_trained_job(
     return Run(
         provenance=Provenance(origin="measured", source="a test"),
         facts=named({**facts, **GIGABIT}),
-        spans=_spans(spans),
+        spans=spans_of(spans),
         collectives=_collectives(collectives, "allreduce"),
         gradients=Gradients(
             rank=np.array(rank_),
             step=np.array(step_),
             order=np.array(order_),
             bytes=np.array(size),
-            ready_ns=_ns(ready_),
+            ready_ns=in_ns(ready_),
         ),
     )
 
@@ -196,14 +196,14 @@ def a_job_by_turns(
     return Run(
         provenance=Provenance(origin="measured", source="a test"),
         facts=named({**facts, "line_rate_bps": rate_bps}),
-        spans=_spans(spans),
+        spans=spans_of(spans),
         collectives=_collectives(collectives, "allreduce"),
         gradients=Gradients(
             rank=np.array(rank_),
             step=np.array(step_),
             order=np.array(order_),
             bytes=np.array(size),
-            ready_ns=_ns(ready_),
+            ready_ns=in_ns(ready_),
         ),
     )
 

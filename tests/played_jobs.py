@@ -15,9 +15,10 @@ import numpy as np
 
 from fullwire.collectives.closed_form import half_a_part, sent_as
 from fullwire.run.facts import FactValue, named
-from fullwire.run.run import Collectives, Gradients, Provenance, Run, Spans
+from fullwire.run.run import Collectives, Gradients, Provenance, Run
 from fullwire.simulation.transport import MeasuredTransport
-from tests.trained_jobs import MS, a_transport, message_s
+from tests.jobs_by_hand import in_ns, spans_of
+from tests.trained_jobs import a_transport, message_s
 
 _NEVER = float("inf")
 
@@ -80,7 +81,7 @@ def played(
     return Run(
         provenance=Provenance(origin="measured", source=f"{workers} workers"),
         facts=named({**known, **(facts or {})}),
-        spans=_spans(player.spans),
+        spans=spans_of(player.spans),
         gradients=_gradients(player.gradients),
         collectives=_collectives(list(player.sent.values())),
     )
@@ -215,22 +216,6 @@ class _Player:
         rank.began_ms, rank.passes, rank.orders = self.now_ms, {}, 0
 
 
-def _ns(times_ms: Sequence[float]) -> np.ndarray:
-    return np.round(np.array(times_ms) * MS).astype(np.int64)
-
-
-def _spans(rows: Sequence[tuple[int, int, str, str, float, float]]) -> Spans:
-    rank, step, lane, name, start_ms, end_ms = zip(*rows, strict=True)
-    return Spans(
-        rank=np.array(rank),
-        step=np.array(step),
-        lane=np.array(lane, object),
-        name=np.array(name, object),
-        start_ns=_ns(start_ms),
-        end_ns=_ns(end_ms),
-    )
-
-
 def _gradients(rows: Sequence[tuple[int, int, int, int, float]]) -> Gradients:
     rank, step, order, size, ready_ms = zip(*rows, strict=True)
     return Gradients(
@@ -238,13 +223,13 @@ def _gradients(rows: Sequence[tuple[int, int, int, int, float]]) -> Gradients:
         step=np.array(step),
         order=np.array(order),
         bytes=np.array(size),
-        ready_ns=_ns(ready_ms),
+        ready_ns=in_ns(ready_ms),
     )
 
 
 def _collectives(sent: Sequence[_Sent]) -> Collectives:
     rows = [(rank, at_ms, one) for one in sent for rank, at_ms in one.issued_ms.items()]
-    issue_ns = _ns([at_ms for _, at_ms, _ in rows])
+    issue_ns = in_ns([at_ms for _, at_ms, _ in rows])
     words = {
         "group": [one.call.group for *_, one in rows],
         "op": [one.ops[rank] for rank, _, one in rows],
@@ -257,6 +242,6 @@ def _collectives(sent: Sequence[_Sent]) -> Collectives:
         bytes=np.array([one.call.size for *_, one in rows]),
         issue_ns=issue_ns,
         start_ns=issue_ns,
-        end_ns=_ns([one.end_ms[rank] for rank, _, one in rows]),
+        end_ns=in_ns([one.end_ms[rank] for rank, _, one in rows]),
         **{name: np.array(values, object) for name, values in words.items()},
     )

@@ -21,7 +21,7 @@ from fullwire.report.as_data import explanation_object
 from fullwire.run.facts import Facts, FactValue, named
 from fullwire.run.placement import processors_of_machine, ranks_per_processor
 from fullwire.run.processors import share_of_others
-from fullwire.run.run import Hosts, Spans
+from fullwire.run.run import Hosts, Run, Spans
 from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.typical import typical_step
 from fullwire.timeline.account import Part, account
@@ -274,6 +274,18 @@ def test_computing_takes_no_less_than_its_thread_ran(
     assert found.baseline_step_s - outside_s == pytest.approx(expected_s)
 
 
+def busy_hosts(run: Run) -> Hosts:
+    """Return samples of one machine whose processors are in use for 0.9 of the run."""
+    times_ns = np.arange(0, run.spans.end_ns.max(), 10_000_000)
+    return Hosts(
+        host=np.full(len(times_ns), "vm", object),
+        device=np.full(len(times_ns), "cpu0", object),
+        time_ns=times_ns,
+        utilization=np.full(len(times_ns), 0.9),
+        memory_bytes=np.zeros(len(times_ns), np.int64),
+    )
+
+
 @pytest.mark.parametrize("delay_s", [0.0, 0.030])
 def test_other_programs_share_the_wait_of_probe_steps_and_make_the_interval_longer(
     delay_s: float,
@@ -281,15 +293,7 @@ def test_other_programs_share_the_wait_of_probe_steps_and_make_the_interval_long
     """One worker may wait for a processor that others have, or find one free."""
     told: dict[str, Any] = {"machines": 1, "processors": 3, "processor_s": by_rank(0.030)}
     run = probed(a_trained_job(), 80.0, probe_run_delay_s=by_rank(delay_s), **told)
-    times_ns = np.arange(0, run.spans.end_ns.max(), 10_000_000)
-    hosts = Hosts(
-        host=np.full(len(times_ns), "vm", object),
-        device=np.full(len(times_ns), "cpu0", object),
-        time_ns=times_ns,
-        utilization=np.full(len(times_ns), 0.9),
-        memory_bytes=np.zeros(len(times_ns), np.int64),
-    )
-    beside = dataclasses.replace(run, hosts=hosts)
+    beside = dataclasses.replace(run, hosts=busy_hosts(run))
     share = share_of_others(beside)
     assert 0.3 < share < 0.8
     loading = Facts(children_processor_s=by_rank(0.01))  # its loaders are no others
@@ -339,15 +343,7 @@ def test_other_programs_may_leave_one_worker_the_processor_that_the_ranks_waited
     told: dict[str, Any] = {"machines": 1, "processors": 3, "processor_s": by_rank(0.030)}
     told |= {"run_delay_s": by_rank(0.06), "run_s": by_rank(0.04)}
     quiet = dataclasses.replace(run, facts=run.facts | Facts(**told))
-    times_ns = np.arange(0, run.spans.end_ns.max(), 10_000_000)
-    hosts = Hosts(
-        host=np.full(len(times_ns), "vm", object),
-        device=np.full(len(times_ns), "cpu0", object),
-        time_ns=times_ns,
-        utilization=np.full(len(times_ns), 0.9),
-        memory_bytes=np.zeros(len(times_ns), np.int64),
-    )
-    busy = dataclasses.replace(quiet, hosts=hosts)
+    busy = dataclasses.replace(quiet, hosts=busy_hosts(run))
     own = 1 - share_of_others(busy) / 0.9
     assert 0.1 < own < 0.7
     found = fw.explain(busy)

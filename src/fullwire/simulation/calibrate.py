@@ -71,8 +71,8 @@ class _Known:
 _KERNEL_FACTOR = _Known(KERNEL_FACTOR, 0.08)
 # A byte takes less work of processors that are idle most of the time: two of them share caches,
 # memory, and often a core. So the same bytes take so much more where processors hold them up. Where
-# they compute as well, the job's data fills the caches, and bytes take this much more besides. It
-# is so unsure (docs/design/measured-transport.md).
+# they compute as well, the job's data fills the caches, and bytes take this much more besides. Both
+# are so unsure (docs/design/measured-transport.md).
 _MORE_WHERE_BUSY, _MORE_WHERE_COMPUTING, _MORE_OFF = 0.25, 0.55, 0.25
 # On slower lines than this, TCP sends about as much at a time as a millisecond of the line holds,
 # and not 64 KiB. So Gloo's threads wake up more often for the same bytes. Their work grows by this
@@ -247,16 +247,21 @@ def _placement(run: Run) -> Placement:
     return placement_of(run) or Placement(ranks=ranks, machines=run.facts.machines or ranks)
 
 
+def _crowd(run: Run) -> float:
+    """Return how many ranks shared each processor, one at the least."""
+    [ranks] = _placement(run).ranks_per_processor([_workers(run)]).tolist()
+    return max(float(ranks), 1.0)
+
+
 def _is_played(run: Run) -> bool:
     """Say whether the run is simulated on a measured transport: its one rank stands for all."""
     return run.provenance.origin == "simulated" and run.facts.transport == "measured"
 
 
 def _observed(run: Run, periods: Sequence[Period], used: _Used | None) -> Iterator[Observation]:
-    rate_bps, workers = line_rate_bps(run), _workers(run)
+    rate_bps, workers, crowd = line_rate_bps(run), _workers(run), _crowd(run)
     # Computing makes no time of the line longer, and without clocks nothing else tells the work.
     most_longer = 0.0 if used is None else _BESIDE_COMPUTING * (1 - used.idle_share)
-    [ranks] = _placement(run).ranks_per_processor([workers]).tolist()
     alike: dict[Held, list[Period]] = defaultdict(list)
     for period in periods:
         alike[period.held].append(period)
@@ -274,7 +279,7 @@ def _observed(run: Run, periods: Sequence[Period], used: _Used | None) -> Iterat
         spreads = _LEAST_SPREAD, of_median, _START_S / middle_s
         yield Observation(
             workers=workers,
-            crowd=max(ranks, 1.0),
+            crowd=crowd,
             rate_bps=rate_bps,
             time_s=middle_s,
             count=len(times_s),
@@ -332,7 +337,7 @@ class _Used:
     hops: float
     processor_s: float
     idle_share: float  # of the time of messages: they held no processor
-    computing_share: float  # of a processor, while the rank computes
+    computing_share: float  # of the processors, in use while ranks compute
     rate_bps: float
 
     def misfit(self, s_per_byte: float, s_per_hop: float) -> float:
@@ -366,8 +371,7 @@ def _used_in(run: Run, periods: Sequence[Period]) -> _Used | None:
         )
         for op, count in dict.fromkeys(zip(rows.op.tolist(), members.tolist(), strict=True))
     ]
-    [ranks] = _placement(run).ranks_per_processor([_workers(run)]).tolist()
-    work_s = KERNEL_FACTOR * processor_s * max(ranks, 1.0)
+    work_s = KERNEL_FACTOR * processor_s * _crowd(run)
     return _Used(
         wire_bytes=sum(float(cost.wire_bytes.sum()) for cost in costs) / rank_steps,
         hops=sum(cost.hops * cost.wire_bytes.size for cost in costs) / rank_steps,
@@ -380,8 +384,7 @@ def _used_in(run: Run, periods: Sequence[Period]) -> _Used | None:
 
 def _share_of_computing(run: Run) -> float:
     """Return the share of the processors that ranks and other programs use while ranks compute."""
-    [ranks] = _placement(run).ranks_per_processor([_workers(run)]).tolist()
-    own = own_work_s(run) * max(ranks, 1.0) / max(computing_s(run), 1e-9)
+    own = own_work_s(run) * _crowd(run) / max(computing_s(run), 1e-9)
     return float(min(own + share_of_others(run), 1.0))
 
 
