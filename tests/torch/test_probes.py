@@ -15,13 +15,19 @@ import pytest
 
 from fullwire.recorder.inside.journal import Note
 from fullwire.recorder.inside.probes import FIRST, THEN_EVERY, Probes
+from fullwire.recorder.inside.turns import STEPS as IN_TURNS
+from fullwire.recorder.inside.turns import Turns
 from fullwire.recorder.record import record
-from fullwire.run.run import Run
+from fullwire.run.run import PROBES, Run
 from fullwire.simulation.typical import typical_step
+from fullwire.timeline.account import with_steps
+from fullwire.timeline.timeline import timelines
+from fullwire.timeline.transfers import transfers_of
 from tests.torch.test_record import digests, digests_of_hooks, needs_torch, span_count, together
 
 STEPS = 24
 RANKS = 2
+TURNS = [step for step in IN_TURNS if step < STEPS]
 
 
 def probed(tmp_path: Path, *job: str) -> tuple[Run, set[str]]:
@@ -56,7 +62,8 @@ def test_a_short_job_has_probe_steps_and_the_same_weights(
     run, weights = plain if hook == "none" else probed(tmp_path, "ddp.py", hook)
     assert weights == digests_of_hooks(str(STEPS))[hook]
     assert span_count(run, "host", "probe") == RANKS * len(FIRST)
-    assert span_count(run, "host", "step") == RANKS * (STEPS - len(FIRST))
+    assert span_count(run, "host", "turns") == RANKS * len(TURNS)
+    assert span_count(run, "host", "step") == RANKS * (STEPS - len(FIRST) - len(TURNS))
 
 
 @needs_torch
@@ -65,7 +72,7 @@ def test_no_sum_begins_in_a_probe_step_before_the_backward_pass_is_done(
 ) -> None:
     run, _ = plain
     spans, table = run.spans, run.collectives
-    for at in np.flatnonzero(spans.name == "probe").tolist():
+    for at in np.flatnonzero(np.isin(spans.name, PROBES)).tolist():
         begin_ns, end_ns = spans.start_ns[at], spans.end_ns[at]
         is_mine = spans.rank == spans.rank[at]
         inside = is_mine & (spans.start_ns >= begin_ns) & (spans.end_ns <= end_ns)
@@ -202,10 +209,72 @@ def test_sums_keep_their_order_while_another_thread_waits_for_the_first() -> Non
 def test_probe_steps_are_left_out_of_what_a_step_is(plain: tuple[Run, set[str]]) -> None:
     run, _ = plain
     numbers = np.arange(STEPS)
-    left = numbers[~np.isin(numbers, FIRST)]
+    left = numbers[~np.isin(numbers, [*FIRST, *TURNS])]
     for table in (run.collectives, run.gradients):
         assert np.unique(table.step[table.step >= 0]).tolist() == left.tolist()
-    assert not (run.spans.step[run.spans.name == "probe"] >= 0).any()
+    assert not (run.spans.step[np.isin(run.spans.name, PROBES)] >= 0).any()
+
+
+@needs_torch
+def test_ranks_compute_one_after_another_in_turns(plain: tuple[Run, set[str]]) -> None:
+    """Neither the passes of two ranks nor their optimizers overlap."""
+    run, _ = plain
+    marked, _ = with_steps(run)
+    lines = list(timelines(marked, transfers_of(marked, {})))
+    marks = run.spans.rows(run.spans.name == "turns")
+    for begin_ns, end_ns in zip(
+        np.sort(marks.start_ns)[::RANKS], np.sort(marks.end_ns)[RANKS - 1 :: RANKS], strict=True
+    ):
+        pieces = []
+        for line in lines:
+            is_inside = line.is_computing & (line.moments[:-1] >= begin_ns)
+            is_inside &= line.moments[1:] <= end_ns
+            rows = np.flatnonzero(is_inside)
+            pieces += [(line.moments[row], line.moments[row + 1]) for row in rows]
+        assert sum(until - since for since, until in pieces) > 0
+        assert all(later[0] >= earlier[1] for earlier, later in pairwise(sorted(pieces)))
+
+
+def turns_of(directory: Path, rank: int, ranks: int, monkeypatch: pytest.MonkeyPatch) -> Turns:
+    """Make the turns of one of several ranks that have ended their first step."""
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: rank)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: ranks)
+    journal = SimpleNamespace(directory=str(directory), note=lambda *_: None)
+    turns = Turns(cast(Any, journal))
+    turns.step_ended(1, is_kept_apart=False)
+    return turns
+
+
+@needs_torch
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_joined_late_ends_no_step_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    """It counts its steps from its own first one, so the others would wait for it in vain."""
+    ranks = [turns_of(tmp_path, rank, 2, monkeypatch) for rank in (0, 1)]
+    for number in range(2, IN_TURNS[-1]):
+        for rank, turns in enumerate(ranks):
+            turns.step_ended(max(number - 3 * (rank == late), 1), is_kept_apart=False)
+            assert not turns.is_on
+
+
+@needs_torch
+def test_a_rank_that_waits_in_vain_ends_the_turns_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the first rank never computes, as if it had died or had met another branch."""
+    monkeypatch.setattr("fullwire.recorder.inside.turns.AT_LEAST_S", 0.05)
+    ranks = [turns_of(tmp_path, rank, 2, monkeypatch) for rank in (0, 1)]
+    for number in range(2, IN_TURNS[0] + 1):
+        for turns in ranks:
+            turns.step_ended(number, is_kept_apart=False)
+    assert all(turns.is_on for turns in ranks)
+    ranks[1].passes_begin()
+    for number in range(IN_TURNS[0] + 1, IN_TURNS[1] + 1):
+        for turns in ranks:
+            turns.step_ended(number, is_kept_apart=True)
+            assert not turns.is_on
 
 
 @needs_torch

@@ -179,14 +179,16 @@ def test_devices_of_one_host_have_links_between_them() -> None:
 COMPUTES_MS = 100.0  # of a step of the job by hand, on every rank
 
 
-def probed(run: fw.Run, alone_ms: float, *, probes: int = 3, **facts: Any) -> fw.Run:
+def probed(
+    run: fw.Run, alone_ms: float, *, probes: int = 3, mark: str = "probe", **facts: Any
+) -> fw.Run:
     """Add probe steps to a job; each rank computes for `alone_ms` in them."""
     last_ns, rows = int(run.spans.end_ns.max()), []
     for number in range(probes):
         begin_ns = last_ns + round(number * 200e6)
         for rank in range(run.facts.workers or 0):
             end_ns = begin_ns + round(alone_ms * 1e6)
-            rows.append((rank, "host", "probe", begin_ns, begin_ns + round(190e6)))
+            rows.append((rank, "host", mark, begin_ns, begin_ns + round(190e6)))
             rows.append((rank, "compute", "backward", begin_ns, end_ns))
     rank_, lane, name, start, end = zip(*rows, strict=True)
     added = Spans(
@@ -215,6 +217,51 @@ def test_what_a_probe_step_computes_less_is_contention() -> None:
     assert found.baseline_step_s == pytest.approx(plain.baseline_step_s - 0.020)
     low_s, high_s = found.baseline_between_s
     assert low_s < found.baseline_step_s < high_s
+
+
+def in_turns(alone_ms: float, beside_ms: float, **facts: Any) -> fw.Run:
+    """Add probe steps, and some in which ranks compute one by one, to a job."""
+    run = probed(a_trained_job(), beside_ms, **facts)
+    return probed(run, alone_ms, mark="turns")
+
+
+def test_turns_tell_what_a_rank_computes_without_the_others_of_its_machine() -> None:
+    found = fw.explain(in_turns(0.7 * COMPUTES_MS, 0.8 * COMPUTES_MS))
+    assert found.account["contention"] == pytest.approx(0.030)
+    assert found.account["compute"] == pytest.approx(0.070)
+    assert sum(found.account.values()) == pytest.approx(found.step_s)
+    [note] = [each for each in found.warnings if "probe steps are left out" in each]
+    assert "In 3 of them ranks of a machine computed one after another." in note
+    ran = fw.explain(probed(a_trained_job(), 0.7 * COMPUTES_MS))
+    assert found.baseline_step_s == pytest.approx(ran.baseline_step_s)
+    low_s, high_s = found.baseline_between_s
+    assert high_s - low_s < ran.baseline_between_s[1] - ran.baseline_between_s[0]
+
+
+def test_a_wait_for_processors_comes_off_probe_steps_and_not_off_turns() -> None:
+    """In a turn nobody else of the job computes: its waits are for other programs."""
+    run = in_turns(0.7 * COMPUTES_MS, 0.9 * COMPUTES_MS, probe_run_delay_s=by_rank(0.010))
+    assert fw.explain(run).account["contention"] == pytest.approx(0.030)
+    known = alone_by_account(run)
+    assert known is not None
+    assert known.by_ranks_s == pytest.approx(0.010)
+
+
+def test_broken_turns_tell_nothing_and_are_left_out() -> None:
+    run = probed(a_trained_job(), 0.8 * COMPUTES_MS)
+    broken = probed(run, 0.5 * COMPUTES_MS, mark="broken turns")
+    before, found = fw.explain(run), fw.explain(broken)
+    assert (found.step_s, found.account) == (before.step_s, before.account)
+    assert found.baseline_between_s == before.baseline_between_s
+
+
+def test_predictions_keep_what_ranks_that_send_nothing_cost_each_other() -> None:
+    """A faster line ends none of it, and one worker meets none of it."""
+    beside, turned = probed(a_trained_job(), 80.0), in_turns(70.0, 80.0)
+    asked: dict[str, Any] = {"bandwidth": ["1Gbps", "100Gbps"], "workers": [1, 3]}
+    before, found = (fw.whatif(run, **asked) for run in (beside, turned))
+    less_s = np.where(np.array(found["workers"]) == 1, 0.010, 0.0)
+    assert np.array(found["step_s"]) == pytest.approx(np.array(before["step_s"]) - less_s, rel=1e-6)
 
 
 def test_the_work_of_a_pass_is_t1_of_the_account() -> None:
@@ -554,7 +601,7 @@ def test_what_runs_and_waits_in_the_sums_of_a_probe_step_is_not_computing() -> N
         delays=delays,
         reported={},
         steps=steps,
-        is_probe=np.array([False, False, True, False, True, False]),
+        marks=np.array(["step", "step", "probe", "turns", "probe", "step"], object),
         in_sums_ns=np.array([[0, 0], [0, 0], [12, 18], [0, 0], [14, 22], [0, 0]]) * ms,
         shift_ns=0,
     )

@@ -95,7 +95,10 @@ Seed: TypeAlias = Annotated[
 ]
 Probe: TypeAlias = Annotated[
     bool,
-    typer.Option(help="With -o: in a few steps sums wait for computing. Results stay the same."),
+    typer.Option(
+        help="With -o: in a few steps sums wait for computing, and ranks for their turn to "
+        "compute. Results stay the same."
+    ),
 ]
 Output: TypeAlias = Annotated[
     Path | None,

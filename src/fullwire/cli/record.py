@@ -22,7 +22,9 @@ class Noted:
     probe: Annotated[
         bool,
         typer.Option(
-            "--probe", help="In a few steps sums wait for computing. Results stay the same."
+            "--probe",
+            help="In a few steps sums wait for computing, and ranks for their turn to compute. "
+            "Results stay the same.",
         ),
     ] = False
     noise: Noise = False

@@ -8,8 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from fullwire.findings.finding import Finding
-from fullwire.run.run import Spans
-from fullwire.run.usual import Pauses, begun_ns, gaps_between_steps_s, marks_between_gaps, pauses
+from fullwire.run.run import MARKS, Spans
+from fullwire.run.usual import (
+    Pauses,
+    begun_ns,
+    gaps_between_steps_s,
+    marks_between_gaps,
+    pauses,
+)
 
 BETWEEN = 0.05  # Of the time from first to last step: a note needs more between steps.
 _ONE_CHECKPOINT_NS = 50_000_000  # Between two files of one checkpoint.
@@ -85,7 +91,7 @@ def outside_of_steps(spans: Spans, step_s: float) -> Iterator[Finding]:
     if stopped is not None:
         yield between_steps(stopped)
     # Find the share of time between steps where it lies in short gaps.
-    is_mark = (spans.lane == "host") & np.isin(spans.name, ["step", "probe"])
+    is_mark = (spans.lane == "host") & np.isin(spans.name, MARKS)
     marks = spans.rows(is_mark)
     ranks, place = np.unique(marks.rank, return_inverse=True)
     first_ns = np.full(len(ranks), marks.start_ns.max(initial=0))

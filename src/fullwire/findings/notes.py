@@ -84,11 +84,13 @@ class ProbeStepsLeftOut(Finding):
 
     template = (
         "{probes:,} {probes:probe step is|probe steps are} left out: communication waited for "
-        "computing there, in {probe_s:time} a step."
+        "computing there, in {probe_s:time} a step.{turns:? In {turns} of them ranks of a machine "
+        "computed one after another.}"
     )
 
     probes: int
     probe_s: float
+    turns: int | None
 
 
 class NoSamples(Finding):
@@ -387,6 +389,7 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         yield ProbeStepsLeftOut(
             probes=int((probes.rank == probes.rank[0]).sum()),
             probe_s=float((probes.end_ns - probes.start_ns).mean()) * 1e-9,
+            turns=int(((probes.rank == probes.rank[0]) & (probes.name == "turns")).sum()) or None,
         )
     yield from outside_of_steps(run.spans, account.step_s)
     if computes(case):

@@ -74,6 +74,7 @@ SPARSE = (  # few in a step
     Note.CHILDREN,
     Note.BEFORE_FORWARD,
     Note.PROBE,
+    Note.TURNS,
     Note.DELAY,
     *KINDS,
 )
@@ -94,7 +95,7 @@ class _Rank:
     delays: Whole  # Notes of computing threads that waited for a processor.
     reported: Mapping[int, Whole]  # Notes of what the program reports, by kind.
     steps: Steps
-    is_probe: NDArray[np.bool_]  # for each step: the times of probe steps are unusual
+    marks: NDArray[np.object_]  # of each step: the times of probe steps are unusual
     in_sums_ns: Whole  # for each step: the wait for a processor, and the running time, in a
     # probe step's collectives
     shift_ns: int
@@ -107,7 +108,7 @@ class _Rank:
     def step_of(self, times_ns: Whole) -> Whole:
         """Return the usual step that each time falls into."""
         step = self.steps.of(times_ns)
-        return np.where(np.append(self.is_probe, [False])[step], OUTSIDE, step)
+        return np.where(np.append(self.marks != "step", [False])[step], OUTSIDE, step)
 
     def in_job(self, steps: Whole) -> Whole:
         """Return the numbers that the job gives to steps of this rank."""
@@ -133,9 +134,9 @@ class _Rank:
         computing alone takes: the wait and the running time in its collectives are left out.
         """
         steps = np.searchsorted(self.steps.end_ns, self.delays[:, 1], side="right")
-        probes = np.append([0], np.cumsum(self.is_probe))[steps]
-        passed, among = np.diff(steps), np.diff(probes)
-        is_told = (steps[:-1] > 0) & (passed > 0) & (among == (passed if of_probes else 0))
+        chosen = np.append([0], np.cumsum(self.marks == ("probe" if of_probes else "step")))[steps]
+        passed = np.diff(steps)
+        is_told = (steps[:-1] > 0) & (passed > 0) & (np.diff(chosen) == passed)
         if not is_told.any():
             return None
         by_step_ns = self.delays[1:, [0, 2]][is_told] / passed[is_told, None]
@@ -333,16 +334,16 @@ def _write_rank(rank: _Rank, known: Known, writer: RunWriter) -> list[str]:
         # A probe step has a mark of its own, so that step times leave it out.
         names = np.array([span.name for span in spans], object)
         step = _whole(span.step for span in spans)
-        is_in_probe = np.append(rank.is_probe, [False])[step]
-        is_mark = is_in_probe & (names == "step")
-        step = np.where(is_in_probe, OUTSIDE, rank.in_job(step))
+        mark = np.append(rank.marks, ["step"])[step]
+        names = np.where(names == "step", mark, names)
+        step = np.where(mark != "step", OUTSIDE, rank.in_job(step))
         part = Run(
             provenance=known.provenance,
             spans=Spans(
                 rank=np.full(len(spans), rank.number),
                 step=step,
                 lane=np.array([span.lane for span in spans], object),
-                name=np.where(is_mark, "probe", names),
+                name=names,
                 start_ns=_whole(span.start_ns for span in spans) + rank.shift_ns,
                 end_ns=_whole(span.end_ns for span in spans) + rank.shift_ns,
             ),
@@ -383,6 +384,12 @@ def _rank(journal: Journal, shift_ns: int, first_step: int = 0) -> _Rank:
     probes = sparse[Note.PROBE]
     probes = probes[steps.of(probes[:, 1]) != OUTSIDE]
     probed = steps.of(probes[:, 1])
+    marks = np.full(len(steps), "step", object)
+    marks[probed] = "probe"
+    for is_whole, time_ns, _ in sparse[Note.TURNS].tolist():
+        [at] = steps.of(np.array([time_ns]))
+        if at != OUTSIDE:
+            marks[at] = "turns" if is_whole else "broken turns"
     return _Rank(  # all other notes, which may be of hours of steps, are let go
         journal=journal,
         processors=sparse[Note.PROCESSOR],
@@ -391,7 +398,7 @@ def _rank(journal: Journal, shift_ns: int, first_step: int = 0) -> _Rank:
         delays=sparse[Note.DELAY],
         reported={kind: sparse[kind] for kind in KINDS},
         steps=steps,
-        is_probe=np.bincount(probed, minlength=len(steps)) > 0,
+        marks=marks,
         in_sums_ns=np.stack(
             [np.bincount(probed, probes[:, at], len(steps)).astype(np.int64) for at in (2, 0)],
             axis=1,

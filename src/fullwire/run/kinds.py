@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.run.facts import Facts
-from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
+from fullwire.run.run import PROBES, Collectives, Gradients, Run, Spans, Whole
 from fullwire.run.usual import (
     NEXT_TO_NOTHING,
     NO_ROUNDS,
@@ -258,7 +258,7 @@ def in_probes(run: Run) -> dict[int, _Floats]:
 
     Gradients of probe steps are not recorded.
     """
-    marks = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "probe"))
+    marks = run.spans.rows((run.spans.lane == "host") & np.isin(run.spans.name, PROBES))
     marks = marks.rows(np.lexsort((marks.start_ns, marks.rank)))
     by_rank = {}
     for rank in np.unique(marks.rank).tolist():

@@ -426,6 +426,10 @@ class Events(Table):
 
 OF_A_PLAN = "plan of "  # begins the source of a plan's step
 SLOWED = "slowed by communication"  # names this computing in a step that was simulated
+# The marks of steps in the host's lane. Step times leave out those in which the recorder kept
+# communication apart from computing. In turns, the ranks of a machine also computed one by one.
+PROBES = ("probe", "turns", "broken turns")
+MARKS = ("step", *PROBES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.run.run import Run, Spans, Whole
+from fullwire.run.run import MARKS, Run, Spans, Whole
 
 _Floats = NDArray[np.float64]
 
@@ -47,6 +47,7 @@ class Alone(NamedTuple):
     tells_contention: bool = True  # else all that is not T1 is taken to be waiting
     input_s: float = 0.0  # of it: waiting for data
     host_s: float = 0.0  # of it: the host's part, beside computing
+    by_ranks_s: float = 0.0  # beside it: as ranks of one machine slow each other without any sums
 
 
 def kept_steps(length_ns: Whole | _Floats) -> NDArray[np.bool_]:
@@ -133,7 +134,7 @@ class Pauses:
 
 def marks_between_gaps(spans: Spans) -> Spans:
     """Return the marks of the first rank's steps, probe steps included."""
-    marks = spans.rows((spans.lane == "host") & np.isin(spans.name, ["step", "probe"]))
+    marks = spans.rows((spans.lane == "host") & np.isin(spans.name, MARKS))
     return marks.rows(marks.rank == marks.rank.min(initial=marks.rank.max(initial=0)))
 
 

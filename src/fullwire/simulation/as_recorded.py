@@ -28,12 +28,24 @@ _LIKELY_OFF = 0.3  # of the work for messages: a standard deviation of what it d
 def with_alone(subject: Subject, alone: Alone, transport: Transport) -> Subject:
     """Return the subject with the T1 of its account, and with the contention that this tells."""
     if alone.tells_contention:
-        found = with_contention(subject, alone, transport)
+        found = _with_contention_of(subject, alone, transport)
     else:
         waits = _sends_beside_computing(subject)
         step = subject.step.with_alone(round(alone.time_s * 1e9), waits=waits)
         found = replace(subject, step=step)
     return replace(found, step=found.step.with_parts(alone.input_s, alone.host_s))
+
+
+def _with_contention_of(subject: Subject, alone: Alone, transport: Transport) -> Subject:
+    """Return the subject with its contention, of which the other ranks' part stays as recorded."""
+    times = 1 + alone.by_ranks_s / alone.time_s if alone.time_s else 1.0
+    low_s, time_s, high_s = (times * each_s for each_s in (alone.low_s, alone.time_s, alone.high_s))
+    unsent = alone._replace(low_s=low_s, time_s=time_s, high_s=high_s)
+    found = with_contention(subject, unsent, transport)
+    by_ranks_ns = min(round(alone.by_ranks_s * 1e9), found.step.alone_ns)
+    crowded_ns = found.step.crowded_ns + by_ranks_ns
+    step = replace(found.step, crowded_ns=crowded_ns, crowded_by_ranks_ns=by_ranks_ns)
+    return replace(found, step=step)
 
 
 def _sends_beside_computing(subject: Subject) -> bool:

@@ -127,6 +127,7 @@ def _mean_step(shares: Sequence[float], steps: Sequence[Step]) -> Step:
         input_ns=round(mean([step.input_ns for step in steps])),
         host_ns=round(mean([step.host_ns for step in steps])),
         crowded_ns=round(mean([step.crowded_ns for step in steps])),
+        crowded_by_ranks_ns=round(mean([step.crowded_by_ranks_ns for step in steps])),
         processor_ns=round(mean([step.processor_ns for step in steps])),
         measured_ns=round(mean(measured_ns)),
         measured_off=off([step.measured_off for step in steps], measured_ns),

@@ -32,7 +32,8 @@ class StackedStep(Step):
         def stacked(name: str) -> Any:
             return np.array([getattr(step, name) for step in steps]).reshape(-1, 1, 1)
 
-        names = ("step_ns", "forward_ns", "backward_ns", "packing_ns", "crowded_ns", "processor_ns")
+        passes = ("step_ns", "forward_ns", "backward_ns", "packing_ns")
+        names = (*passes, "crowded_ns", "crowded_by_ranks_ns", "processor_ns")
         plain = {each.name: getattr(first, each.name) for each in fields(Step)}
         exposed_ns: Any = np.array([step.others.exposed_ns for step in steps]).reshape(-1, 1, 1)
         return cls(

@@ -39,6 +39,7 @@ class Step:
     input_ns: int = 0  # of it, before computing: waiting for data
     host_ns: int = 0  # of it: the host's part, beside computing
     crowded_ns: int = 0  # of it: contention, computing that the job's own communication slows down
+    crowded_by_ranks_ns: int = 0  # of that: as ranks of one machine slow each other without sums
     processor_ns: int = 0  # of a processor's time that a rank's own work takes; 0 where unknown
     shared_by: float = 0.0  # the ranks on each processor whose turns are in it, if any are
     measured_ns: int | None = None  # in the run, with the workers that it had
@@ -53,6 +54,11 @@ class Step:
     def alone_ns(self) -> int:
         """Return T1: the step of one worker, without contention."""
         return self.step_ns - self.crowded_ns
+
+    @property
+    def _unsent_ns(self) -> int:
+        """Return the step of the ranks that its machine has, if they sent nothing."""
+        return self.alone_ns + self.crowded_by_ranks_ns
 
     @property
     def sends_no_buckets(self) -> bool:
@@ -86,11 +92,11 @@ class Step:
         messages takes longer. Both are in the recorded time and neither is the rank's own.
         """
         threads = max(1, round(self.processor_ns / max(self.step_ns, 1)))
-        return 1e-9 * min(self.processor_ns, threads * self.alone_ns)
+        return 1e-9 * min(self.processor_ns, threads * self._unsent_ns)
 
     def by_turns_s(self, ranks: Floats | float) -> Floats:
         """Return how much longer a step is if so many ranks compute on each processor by turns."""
-        return np.maximum(self.own_s * np.asarray(ranks) - self.alone_ns * 1e-9, 0.0)
+        return np.maximum(self.own_s * np.asarray(ranks) - self._unsent_ns * 1e-9, 0.0)
 
     def with_own_work(self, times: float) -> Step:
         """Return the step with a worker's own work so many times as long.
@@ -178,8 +184,12 @@ class Step:
 
     @property
     def crowded_by_messages_s(self) -> float:
-        """Return its contention, without the turns that its ranks take on processors."""
-        return max(self.crowded_ns * 1e-9 - float(self.by_turns_s(self.shared_by)), 0.0)
+        """Return its contention by messages: without what ranks that only compute cost each other.
+
+        These take turns on processors, and share the memory of their machine.
+        """
+        by_messages_ns = self.crowded_ns - self.crowded_by_ranks_ns
+        return max(by_messages_ns * 1e-9 - float(self.by_turns_s(self.shared_by)), 0.0)
 
     def with_calls(self, times: float) -> Step:
         """Return the step with calls of collectives that each take so many times as long."""

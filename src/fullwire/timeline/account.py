@@ -249,6 +249,7 @@ def account(
         run,
         [told.rank for told in ranks],
         [told.apart_ns for told in ranks],
+        [told.apart_in for told in ranks],
         first[:, :, Part.COMPUTE],
         first[:, :, (Part.CODEC, Part.INPUT, Part.HOST)].sum(axis=2),
         overlapped_ns,
@@ -389,6 +390,7 @@ class _Told:
     periods: Periods
     is_in_a_step: NDArray[np.bool_]  # of each period
     apart_ns: Whole  # computing in each probe step
+    apart_in: NDArray[np.object_]  # the names of their marks
     breakdown: RankBreakdown
 
     @classmethod
@@ -405,6 +407,7 @@ class _Told:
         is_in_a_step = np.zeros(len(line.periods.hops), bool)
         is_in_a_step[line.period[(line.period >= 0) & inside]] = True
         ahead_ns, gaps_ns, gap_count = _host_around_computing(line)
+        mine = probes.rows(probes.rank == line.rank)
         return cls(
             rank=line.rank,
             step_number=line.step_number,
@@ -418,7 +421,8 @@ class _Told:
             exposed_period=line.period[exposed],
             periods=line.periods,
             is_in_a_step=is_in_a_step,
-            apart_ns=computed_in(line, probes.rows(probes.rank == line.rank)),
+            apart_ns=computed_in(line, mine),
+            apart_in=mine.name,
             breakdown=rank_breakdown(line),
         )
 

@@ -27,6 +27,7 @@ _OFF: Mapping[CrowdingSource, tuple[float, float]] = {
     "run delay": (0.40, 0.30),  # Work beside memory traffic is slower too.
     "none": (0.40, 0.10),  # On processors; devices compute beside communication nearly as alone.
 }
+_OFF_IN_TURNS = (0.12, 0.08)  # where probe steps with turns tell it
 _OFF_ON_DEVICES = (0.10, 0.05)
 REPEATS = 0.02  # A job that is started again repeats within this.
 _FOUND: WeakKeyDictionary[Run, Alone] = WeakKeyDictionary()
@@ -41,12 +42,8 @@ def alone(run: Run, usual: Account) -> Alone:
         of_kinds = tuple(_alone(run, kind) for kind in kinds)
         shares = [kind.share for kind in usual.kinds.kinds]
         time_s, low_s, high_s = np.dot(shares, [each[:3] for each in of_kinds]).tolist()
-        input_s, host_s = np.dot(
-            shares, [(each.input_s, each.host_s) for each in of_kinds]
-        ).tolist()
-        found = Alone(
-            time_s, low_s, high_s, of_kinds, usual.crowding.is_told, input_s=input_s, host_s=host_s
-        )
+        besides = np.dot(shares, [each[-3:] for each in of_kinds]).tolist()
+        found = Alone(time_s, low_s, high_s, of_kinds, usual.crowding.is_told, *besides)
     else:
         found = _alone(run, usual)
     _FOUND[run] = found
@@ -72,6 +69,7 @@ def _alone(run: Run, usual: Account) -> Alone:
         tells_contention=usual.crowding.is_told,
         input_s=parts[Part.INPUT.key],
         host_s=parts[Part.HOST.key],
+        by_ranks_s=min(usual.crowding.by_ranks_s, max(usual.step_s - alone_s, 0.0)),
     )
 
 
@@ -102,7 +100,7 @@ def _between_on_processors_s(run: Run, usual: Account) -> tuple[float, float]:
     error of T1 itself.
     """
     crowding = usual.crowding
-    below, above = _OFF[crowding.source]
+    below, above = _OFF_IN_TURNS if crowding.is_by_turns else _OFF[crowding.source]
     computing_s = min(usual.parts_s[Part.COMPUTE.key], usual.alone_s)
     rest_s = usual.alone_s - computing_s  # input, and the host's part
     by_chance = 2 * crowding.scatter / max(crowding.probes, 1) ** 0.5

@@ -1,10 +1,12 @@
 """The additional time of computing because the job shares its processors: contention.
 
 In a probe step communication waits until computing is done, so computing there runs at full speed.
-Ranks that share a processor still take turns. So the time in which the computing thread was ready
-and waited for a processor comes off. Some of that wait may lie outside of computing. So computing
-is never taken to be shorter than the time for which the thread ran without its sums, its input, its
-packing and the host's part.
+In some of them the ranks of a machine also compute one after another, as one worker would.
+
+Without such turns, ranks that share a processor still wait for it. So the time in which the
+computing thread was ready and waited for a processor comes off. Some of that wait may lie outside
+of computing. So computing is never taken to be shorter than the time for which the thread ran
+without its sums, its input, its packing and the host's part.
 
 A run without probe steps uses run delay: how long a computing thread was ready to run and waited
 for a processor. Computing has the same share of it as of the time in which the thread was ready. It
@@ -32,7 +34,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.run.kinds import Kinds
 from fullwire.run.placement import sums_on_processors
 from fullwire.run.processors import share_of_others, used_share
-from fullwire.run.run import SLOWED, Run, Spans, Whole
+from fullwire.run.run import PROBES, SLOWED, Run, Spans, Whole
 from fullwire.timeline.timeline import Timeline
 
 CrowdingSource: TypeAlias = Literal[
@@ -51,7 +53,9 @@ class Crowding:
     source: CrowdingSource
     shares: Floats = field(default_factory=lambda: np.zeros(0))
     alone_s: float = 0.0  # from probe steps: the computing of the middle rank by itself
-    probes: int = 0  # of a rank
+    by_ranks_s: float = 0.0  # beside it: as ranks of one machine slow each other without any sums
+    probes: int = 0  # of a rank, that tell this
+    is_by_turns: bool = False  # in these the ranks of a machine computed one after another
     scatter: float = 0.0  # of computing, from one probe step to the next
     compared: float = 1.0  # from kernels: of their time beside communication, those also alone
     ran: float = 1.0  # from run delay: of computing without contention, what waits for no others
@@ -67,7 +71,7 @@ NOT_TOLD = Crowding("none")
 
 def probe_steps(run: Run) -> Spans:
     """Return the marks of the steps in which communication was kept apart from computing."""
-    return run.spans.rows((run.spans.lane == "host") & (run.spans.name == "probe"))
+    return run.spans.rows((run.spans.lane == "host") & np.isin(run.spans.name, PROBES))
 
 
 def computed_in(line: Timeline, windows: Spans) -> Whole:
@@ -77,6 +81,29 @@ def computed_in(line: Timeline, windows: Spans) -> Whole:
         np.searchsorted(line.moments, times) for times in (windows.start_ns, windows.end_ns)
     )
     return np.asarray(since[end] - since[begin], np.int64)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Turns:
+    """How a rank computed in turns, as shares of its computing beside the ranks of its machine."""
+
+    share: float
+    count: int
+    scatter: float
+
+    @classmethod
+    def of(cls, apart_ns: Whole, names: NDArray[np.object_], places: Whole) -> Turns | None:
+        """Compare the turns of a rank with its probe steps of the same kind."""
+        each: list[float] = []
+        for place in np.unique(places[names == "turns"]).tolist():
+            alike = places == place
+            beside_ns = apart_ns[alike & (names == "probe")]
+            if place >= 0 and len(beside_ns) and (usual_ns := np.median(beside_ns)):
+                each += (apart_ns[alike & (names == "turns")] / usual_ns).tolist()
+        if len(each) < FEWEST_PROBES:
+            return None
+        share = float(np.median(each))
+        return cls(share, len(each), 1.4826 * float(np.median(abs(np.array(each) / share - 1))))
 
 
 class ByKind(NamedTuple):
@@ -91,6 +118,7 @@ def crowding_by_kind(
     run: Run,
     ranks: Sequence[int],
     apart_ns: Sequence[Whole],
+    apart_in: Sequence[NDArray[np.object_]],
     computed_ns: Whole,
     outside_ns: Whole,
     overlapped_ns: Whole,
@@ -100,20 +128,27 @@ def crowding_by_kind(
 ) -> ByKind:
     """Return the share of contention in the computing of all steps, and of each kind of them.
 
-    Times are by rank and step, as in `crowding_of`; `places` has each step's kind. A kind's probe
-    steps tell its contention. A kind without them has that of the run delay.
+    Times are by rank and step, as in `crowding_of`; `places` has each step's kind. `apart_in` names
+    the marks of probe steps. A kind's probe steps tell its contention. A kind without them has that
+    of the run delay.
     """
+    kind_of = [kinds.probes if kinds.kinds else np.zeros(len(names), int) for names in apart_in]
+    rows = [*zip(apart_ns, apart_in, kind_of, strict=True)]
+    turned = [Turns.of(lengths, names, of[: len(names)]) for lengths, names, of in rows]
+    apart_ns = [lengths[names == "probe"] for lengths, names, _ in rows]
 
     def told(chosen: NDArray[np.bool_], probed_ns: Sequence[Whole], times: float = 1.0) -> Crowding:
         computed, outside, overlapped = (
             list(each[:, chosen]) for each in (computed_ns, outside_ns, overlapped_ns)
         )
-        return crowding_of(run, ranks, probed_ns, computed, outside, overlapped, times)
+        return crowding_of(run, ranks, probed_ns, turned, computed, outside, overlapped, times)
 
     of_all = told(is_usual, apart_ns)
     shares, of_kinds = np.broadcast_to(of_all.shares[:, None], computed_ns.shape), []
     for place in range(len(kinds.kinds)):
-        of_kind_ns = [lengths[kinds.probes[: len(lengths)] == place] for lengths in apart_ns]
+        of_kind_ns = [
+            lengths[(of[: len(names)] == place) & (names == "probe")] for lengths, names, of in rows
+        ]
         times = 1.0
         if all(map(len, of_kind_ns)):
             every_ns, own_ns = (sum(map(np.median, each)) for each in (apart_ns, of_kind_ns))
@@ -127,6 +162,7 @@ def crowding_of(
     run: Run,
     ranks: Sequence[int],
     apart_ns: Sequence[Whole],
+    turned: Sequence[Turns | None],
     computed_ns: Sequence[Whole],
     outside_ns: Sequence[Whole],
     overlapped_ns: Sequence[Whole],
@@ -134,7 +170,8 @@ def crowding_of(
 ) -> Crowding:
     """Return the share of contention in computing, from probe steps or else from run delay.
 
-    `apart_ns` has each rank's computing in each probe step, and `computed_ns` in each usual step.
+    `apart_ns` has each rank's computing in each probe step in which all computed at once, and
+    `computed_ns` in each usual step. `turned` tells how the ranks computed in turns.
     In each usual step, `outside_ns` is the time in which the program packs, reads, or does else.
     Of `computed_ns`, `overlapped_ns` is beside communication. Devices have only kernels to tell it.
     Of a kind of steps, these are its own, and its probe steps compute so many `times` as long as
@@ -181,18 +218,28 @@ def crowding_of(
         ran_ns = ran_ns - np.maximum(apart_from_ns, before_ns)
         undelayed_ns = np.maximum(wall_ns - delay_ns, ran_ns) + (1 - _own_share(run)) * delay_ns
         undelayed_ns = np.minimum(undelayed_ns, wall_ns)
-        alone_ns = np.maximum(undelayed_ns, (1 - MOST_DELAYED) * wall_ns)
-        middle = [
-            np.median(abs(lengths_ns / max(np.median(lengths_ns), 1.0) - 1))
+        unsent_ns = alone_ns = np.maximum(undelayed_ns, (1 - MOST_DELAYED) * wall_ns)
+        scatter = [
+            1.4826 * float(np.median(abs(lengths_ns / max(np.median(lengths_ns), 1.0) - 1)))
             for lengths_ns in apart_ns
         ]
-        needed_ns = np.sort(alone_ns)
+        in_turns = [each for each in turned if each is not None]
+        if is_by_turns := len(in_turns) == len(ranks):
+            alone_ns = wall_ns * [each.share for each in in_turns]
+            probes = min(each.count for each in in_turns)
+            scatter = [each.scatter for each in in_turns]
+        unsent_s, alone_s = (
+            float(np.sort(lengths_ns)[(len(ranks) - 1) // 2]) * 1e-9
+            for lengths_ns in (unsent_ns, alone_ns)
+        )
         return Crowding(
             "probe steps",
             np.clip(1 - alone_ns / usual_ns, 0.0, 1.0),
-            float(needed_ns[(len(needed_ns) - 1) // 2]) * 1e-9,
+            alone_s,
+            max(unsent_s - alone_s, 0.0),
             probes,
-            1.4826 * float(np.median(middle)),
+            is_by_turns,
+            float(np.median(scatter)),
         )
     if facts.run_delay_s is None:
         return Crowding("none", none)

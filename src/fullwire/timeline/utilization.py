@@ -17,7 +17,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.run.gaps import NOT_SEEN
 from fullwire.run.intervals import union
 from fullwire.run.placement import host_of_rank
-from fullwire.run.run import Links, Run, Sockets, Table, Whole
+from fullwire.run.run import MARKS, Links, Run, Sockets, Table, Whole
 from fullwire.timeline.timeline import Doing, Interval, Timeline
 from fullwire.timeline.transfers import codes_of, recorded_ranks, transfers_of
 
@@ -375,7 +375,7 @@ def sent_unseen(run: Run) -> SentUnseen | None:
     sent_bytes = noted_bytes = 0.0
     for host in sorted(set(hosts.values())):
         ranks = {rank for rank, name in hosts.items() if name == host}
-        is_mark = np.isin(run.spans.name, ("step", "probe")) & np.isin(run.spans.rank, list(ranks))
+        is_mark = np.isin(run.spans.name, MARKS) & np.isin(run.spans.rank, list(ranks))
         if not ranks <= recorded or not is_mark.any():
             continue
         starts_ns, ends_ns = run.spans.start_ns[is_mark], run.spans.end_ns[is_mark]

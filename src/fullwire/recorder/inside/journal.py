@@ -99,6 +99,16 @@ class Note:
     CHECKPOINT = 26  # 0, start, length of the program's writing of a checkpoint.
     CHILDREN = 27  # Processor time of the process's children since the last, time, 0.
     SAMPLES = 28  # Samples that the program took with gradients on, time, the loader's way.
+    TURNS = 29  # 1 if the ranks of a machine computed in turns in a probe step, a time in it, 0.
+
+
+def machine_here() -> str:
+    """Name the running kernel: hosts that have the same one share its processors and its clock."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot:
+            return boot.read().strip()
+    except OSError:
+        return socket.gethostname()[:64]
 
 
 class Journal:
@@ -257,18 +267,12 @@ class Journal:
             for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
         )
         announced = (int(text) for text in texts if text.isdigit())
-        # The running kernel: hosts with the same kernel share its processors and its clock.
-        try:
-            with open("/proc/sys/kernel/random/boot_id") as boot:
-                machine = boot.read().strip()
-        except OSError:
-            machine = socket.gethostname()[:64]
         header = {
             "format": 3,
             "status": status,
             "host": socket.gethostname()[:64],
             "pid": os.getpid(),
-            "machine": machine,
+            "machine": machine_here(),
             "processors": len(os.sched_getaffinity(0)),
             "rank": next(announced, 0),
             "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),

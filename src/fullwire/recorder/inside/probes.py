@@ -12,6 +12,8 @@ collective first issues those held back, so the order is the same in every step,
 A backward pass may ask for a sum until it has ended, and a held-back one would never end. So its
 question issues them too. To any other thread a held-back sum has not ended yet. A wait of such a
 thread issues them beside the pass, and the step is then no probe.
+
+In some further probe steps, ranks of one machine also compute one after another (turns.py).
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import torch.distributed as dist
 
 from .journal import Journal, Note
 from .processors import ran_and_waited_ns
+from .turns import Turns
 
 # Steps, counted from 0: a job of 24 steps has all these probes. Jobs whose steps take turns, two to
 # four kinds of them, have probes of each kind.
@@ -55,6 +58,7 @@ class Probes:
         self._in_order = threading.RLock()
         self._releasing: set[int] = set()  # threads
         self._is_spoiled = False  # this step, by a sum beside its backward pass
+        self._turns = Turns(journal)
         self.is_on = False
 
     def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -68,13 +72,33 @@ class Probes:
             self._others.add(number)
             return
         self._others.clear()
-        if self._apart and not self._is_spoiled:
+        is_kept_apart = bool(self._apart) and not self._is_spoiled
+        if is_kept_apart and not self._turns.is_on:
             self._journal.note(Note.PROBE, self._ran_ns, time.monotonic_ns(), self._waited_ns)
         self._steps, self._apart, self._is_spoiled = self._steps + 1, 0, False
         self._ran_ns = self._waited_ns = 0
         is_probe = self._steps in FIRST
         is_probe |= self._steps <= UP_TO and self._steps % THEN_EVERY == 0
+        if self._may_hold and self._journal.is_open:
+            self._turns.step_ended(self._steps, is_kept_apart=is_kept_apart)
+            is_probe |= self._turns.is_on
         self.is_on = is_probe and self._may_hold and self._journal.is_open
+
+    def before_passes(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a forward pass: it waits for this rank's turn, if the step has turns."""
+
+        @functools.wraps(forward)
+        def in_turn(*args: Any, **kwargs: Any) -> Any:
+            if self._turns.is_on and torch.is_grad_enabled():
+                self._turns.passes_begin()
+            return forward(*args, **kwargs)
+
+        return in_turn
+
+    def step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Wait for this rank's turn, if the step has turns."""
+        if self._turns.is_on:
+            self._turns.optimizer_begins(is_leading=id(optimizer) == self._leading)
 
     def stop(self) -> None:
         """Make no more probe steps, because a C++ hook refuses a Future made in Python."""
@@ -96,6 +120,7 @@ class Probes:
                         self._held.append(held)
                         self._apart += 1
                         return held
+            self._turns.interrupted()
             self.release_for(waits=True)
             with self._beside_computing():
                 work = collective(group, *args, **kwargs)
@@ -125,6 +150,7 @@ class Probes:
             if not self._held:
                 return
         self._releasing.add(thread)
+        self._turns.passes_end()
         try:
             with self._beside_computing():
                 with self._in_order:
@@ -154,7 +180,9 @@ class Probes:
         """Issue the held-back all-reduces for a caller that needs one to end."""
         is_beside = torch._C._current_graph_task_id() < 0  # a thread without a backward pass
         if waits or not is_beside:
-            self._is_spoiled |= is_beside and bool(self._held)
+            if is_beside and self._held:
+                self._is_spoiled = True
+                self._turns.stop()
             self.release()
 
     def asking(self, ask: Callable[..., Any], *, waits: bool) -> Callable[..., Any]:

@@ -85,6 +85,7 @@ def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None
     probes = None
     if os.environ.get(PROBE_VARIABLE) and dist.is_available():
         probes = Probes(journal)  # made first, so that its notes lie within the steps
+        optimizers.register_optimizer_step_pre_hook(probes.step_begins)
         optimizers.register_optimizer_step_post_hook(probes.step_ended)
     _watch_steps(journal, clock, gradients, before_forward)
     _watch_backward(journal, clock, gradients, noise)
@@ -356,6 +357,9 @@ def _watch_data_parallel(
 
     replaced = DistributedDataParallel
     replaced.__init__, replaced.forward = __init__, forward_
+    run = getattr(replaced, "_run_ddp_forward", None)  # when the ranks have exchanged buffers
+    if probes is not None and run is not None:
+        replaced._run_ddp_forward = probes.before_passes(run)
     replaced.register_comm_hook = register_comm_hook
     replaced._register_builtin_comm_hook = register_builtin_comm_hook
 

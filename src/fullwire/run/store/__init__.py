@@ -31,7 +31,7 @@ from fullwire.errors import UsageError
 from fullwire.files import planted
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import Gap, gaps_of
-from fullwire.run.run import TABLE_NAMES, TABLES, AnyTable, Provenance, Run, Spans, Table
+from fullwire.run.run import MARKS, TABLE_NAMES, TABLES, AnyTable, Provenance, Run, Spans, Table
 from fullwire.run.store.description import (
     DESCRIPTION,
     Described,
@@ -420,7 +420,7 @@ def _telling(spans: Spans, *, is_first: bool) -> Spans:
     """Choose the spans that an outline holds."""
     if is_first or not len(spans):
         return spans
-    kept = np.isin(spans.name, ["step", "probe", "backward", "earlier backward"])
+    kept = np.isin(spans.name, [*MARKS, "backward", "earlier backward"])
     is_unmarked = ~np.isin(spans.rank, spans.rank[(spans.name == "step") & (spans.lane == "host")])
     for order in (
         np.lexsort((spans.start_ns, spans.rank)),
