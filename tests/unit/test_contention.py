@@ -180,9 +180,18 @@ COMPUTES_MS = 100.0  # of a step of the job by hand, on every rank
 
 
 def probed(
-    run: fw.Run, alone_ms: float, *, probes: int = 3, mark: str = "probe", **facts: Any
+    run: fw.Run,
+    alone_ms: float,
+    *,
+    probes: int = 3,
+    mark: str = "probe",
+    host_ms: float = 34.0,
+    **facts: Any,
 ) -> fw.Run:
-    """Add probe steps to a job; each rank computes for `alone_ms` in them."""
+    """Add probe steps to a job; each rank computes for `alone_ms` in them.
+
+    In turns, the host takes its part after that, and then the rank waits.
+    """
     last_ns, rows = int(run.spans.end_ns.max()), []
     for number in range(probes):
         begin_ns = last_ns + round(number * 200e6)
@@ -190,6 +199,9 @@ def probed(
             end_ns = begin_ns + round(alone_ms * 1e6)
             rows.append((rank, "host", mark, begin_ns, begin_ns + round(190e6)))
             rows.append((rank, "compute", "backward", begin_ns, end_ns))
+            if mark == "turns":
+                own_ns = end_ns + round(host_ms * 1e6)
+                rows.append((rank, "host", "wait", own_ns, begin_ns + round(190e6)))
     rank_, lane, name, start, end = zip(*rows, strict=True)
     added = Spans(
         rank=np.array(rank_),
@@ -219,10 +231,10 @@ def test_what_a_probe_step_computes_less_is_contention() -> None:
     assert low_s < found.baseline_step_s < high_s
 
 
-def in_turns(alone_ms: float, beside_ms: float, **facts: Any) -> fw.Run:
+def in_turns(alone_ms: float, beside_ms: float, host_ms: float = 34.0, **facts: Any) -> fw.Run:
     """Add probe steps, and some in which ranks compute one by one, to a job."""
     run = probed(a_trained_job(), beside_ms, **facts)
-    return probed(run, alone_ms, mark="turns")
+    return probed(run, alone_ms, mark="turns", host_ms=host_ms)
 
 
 def test_turns_tell_what_a_rank_computes_without_the_others_of_its_machine() -> None:
@@ -236,6 +248,13 @@ def test_turns_tell_what_a_rank_computes_without_the_others_of_its_machine() -> 
     assert found.baseline_step_s == pytest.approx(ran.baseline_step_s)
     low_s, high_s = found.baseline_between_s
     assert high_s - low_s < ran.baseline_between_s[1] - ran.baseline_between_s[0]
+
+
+def test_one_workers_host_takes_as_long_as_in_turns() -> None:
+    """Beside sums, the host's part is in their shadow, or waits for a processor."""
+    for host_ms in (30.0, 50.0):
+        run = in_turns(70.0, 80.0, host_ms=host_ms)
+        assert fw.explain(run).baseline_step_s == pytest.approx(0.070 + host_ms * 1e-3)
 
 
 def test_a_wait_for_processors_comes_off_probe_steps_and_not_off_turns() -> None:

@@ -42,6 +42,7 @@ from fullwire.recorder.steps import (
     Steps,
     found_steps,
     last_backward_start_ns,
+    marks_of,
     spans_of,
     whole_steps,
 )
@@ -96,8 +97,7 @@ class _Rank:
     reported: Mapping[int, Whole]  # Notes of what the program reports, by kind.
     steps: Steps
     marks: NDArray[np.object_]  # of each step: the times of probe steps are unusual
-    in_sums_ns: Whole  # for each step: the wait for a processor, and the running time, in a
-    # probe step's collectives
+    in_sums_ns: Whole  # of each probe step's sums: the wait for a processor, and the running time
     shift_ns: int
     first_step: int = 0  # The number of its first step in the job, which it may have joined late.
 
@@ -384,12 +384,6 @@ def _rank(journal: Journal, shift_ns: int, first_step: int = 0) -> _Rank:
     probes = sparse[Note.PROBE]
     probes = probes[steps.of(probes[:, 1]) != OUTSIDE]
     probed = steps.of(probes[:, 1])
-    marks = np.full(len(steps), "step", object)
-    marks[probed] = "probe"
-    for is_whole, time_ns, _ in sparse[Note.TURNS].tolist():
-        [at] = steps.of(np.array([time_ns]))
-        if at != OUTSIDE:
-            marks[at] = "turns" if is_whole else "broken turns"
     return _Rank(  # all other notes, which may be of hours of steps, are let go
         journal=journal,
         processors=sparse[Note.PROCESSOR],
@@ -398,7 +392,7 @@ def _rank(journal: Journal, shift_ns: int, first_step: int = 0) -> _Rank:
         delays=sparse[Note.DELAY],
         reported={kind: sparse[kind] for kind in KINDS},
         steps=steps,
-        marks=marks,
+        marks=marks_of(steps, sparse),
         in_sums_ns=np.stack(
             [np.bincount(probed, probes[:, at], len(steps)).astype(np.int64) for at in (2, 0)],
             axis=1,

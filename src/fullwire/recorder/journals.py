@@ -47,6 +47,7 @@ _INTERVALS = (
     Note.FORWARD,
     Note.BACKWARD,
     Note.WAIT,
+    Note.TURN,
     Note.INPUT,
     Note.EVALUATION,
     Note.INFERENCE,

@@ -80,6 +80,15 @@ def found_steps(journal: Journal, notes: Mapping[int, Whole]) -> Steps:
     return Steps(start_ns=starts, end_ns=ends)
 
 
+def marks_of(steps: Steps, notes: Mapping[int, Whole]) -> NDArray[np.object_]:
+    """Return the name of each step's mark, from all its notes of probe steps and of turns."""
+    marks = np.full(len(steps) + 1, "step", object)  # the last is for notes outside of steps
+    marks[steps.of(notes[Note.PROBE][:, 1])] = "probe"
+    turns = notes[Note.TURNS]
+    marks[steps.of(turns[:, 1])] = np.where(turns[:, 0] > 0, "turns", "broken turns")
+    return marks[:-1]
+
+
 def whole_steps(journal: Journal, steps: Steps, most_notes: int) -> Iterator[tuple[range, Notes]]:
     """Yield a process's notes in parts: the steps that end in each, and all notes up to then.
 
@@ -143,6 +152,7 @@ def spans_of(notes: Notes, steps: Steps, ended: range) -> Iterator[Span]:
     yield from _plain(steps, "compute", "optimizer", np.array(own, np.int64).reshape(-1, 2))
     yield from _plain(steps, "input", "wait", notes.of(Note.INPUT)[:, 1:])
     yield from _plain(steps, "communication", "wait", notes.of(Note.WAIT)[:, 1:])
+    yield from _plain(steps, "host", "wait", notes.of(Note.TURN)[:, 1:])
     packing = notes.of(Note.CODEC)
     yield from _plain(steps, "host", "codec", packing[packing[:, 0] == 0, 1:])
     yield from _plain(steps, "communication", "codec", packing[packing[:, 0] != 0, 1:])

@@ -43,7 +43,7 @@ from fullwire.timeline.breakdown import RankBreakdown, rank_breakdown
 from fullwire.timeline.contention import (
     NOT_TOLD,
     Crowding,
-    computed_in,
+    Probed,
     crowding_by_kind,
     probe_steps,
 )
@@ -191,10 +191,12 @@ class Account:
             shares = [kind.share for kind in self.kinds.kinds]
             return float(np.dot(shares, [kind.alone_s for kind in self.by_kind()]))
         parts = self.parts_s
-        computing_s = parts[Part.COMPUTE.key]
+        computing_s, host_s = parts[Part.COMPUTE.key], parts[Part.HOST.key]
         if self.crowding.source == "probe steps":
             computing_s = self.crowding.alone_s
-        return computing_s + parts[Part.INPUT.key] + parts[Part.HOST.key]
+        if self.crowding.host_s is not None:
+            host_s = self.crowding.host_s
+        return computing_s + parts[Part.INPUT.key] + host_s
 
     @property
     def untold_s(self) -> float:
@@ -248,8 +250,7 @@ def account(
     crowded = crowding_by_kind(
         run,
         [told.rank for told in ranks],
-        [told.apart_ns for told in ranks],
-        [told.apart_in for told in ranks],
+        [told.probed for told in ranks],
         first[:, :, Part.COMPUTE],
         first[:, :, (Part.CODEC, Part.INPUT, Part.HOST)].sum(axis=2),
         overlapped_ns,
@@ -389,8 +390,7 @@ class _Told:
     exposed_period: Whole  # and of its period
     periods: Periods
     is_in_a_step: NDArray[np.bool_]  # of each period
-    apart_ns: Whole  # computing in each probe step
-    apart_in: NDArray[np.object_]  # the names of their marks
+    probed: Probed
     breakdown: RankBreakdown
 
     @classmethod
@@ -407,7 +407,6 @@ class _Told:
         is_in_a_step = np.zeros(len(line.periods.hops), bool)
         is_in_a_step[line.period[(line.period >= 0) & inside]] = True
         ahead_ns, gaps_ns, gap_count = _host_around_computing(line)
-        mine = probes.rows(probes.rank == line.rank)
         return cls(
             rank=line.rank,
             step_number=line.step_number,
@@ -421,8 +420,7 @@ class _Told:
             exposed_period=line.period[exposed],
             periods=line.periods,
             is_in_a_step=is_in_a_step,
-            apart_ns=computed_in(line, mine),
-            apart_in=mine.name,
+            probed=Probed.by(line, probes),
             breakdown=rank_breakdown(line),
         )
 

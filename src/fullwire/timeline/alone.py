@@ -60,16 +60,16 @@ def is_recorded_alone(run: Run) -> bool:
 
 def _alone(run: Run, usual: Account) -> Alone:
     alone_s = usual.step_s if is_recorded_alone(run) else usual.alone_s
-    parts = usual.parts_s
+    parts, crowding = usual.parts_s, usual.crowding
     low_s, high_s = _between_s(run, usual, alone_s)
     return Alone(
         alone_s,
         low_s,
         high_s,
-        tells_contention=usual.crowding.is_told,
+        tells_contention=crowding.is_told,
         input_s=parts[Part.INPUT.key],
-        host_s=parts[Part.HOST.key],
-        by_ranks_s=min(usual.crowding.by_ranks_s, max(usual.step_s - alone_s, 0.0)),
+        host_s=parts[Part.HOST.key] if crowding.host_s is None else crowding.host_s,
+        by_ranks_s=min(crowding.by_ranks_s, max(usual.step_s - alone_s, 0.0)),
     )
 
 

@@ -35,7 +35,7 @@ from fullwire.run.kinds import Kinds
 from fullwire.run.placement import sums_on_processors
 from fullwire.run.processors import share_of_others, used_share
 from fullwire.run.run import PROBES, SLOWED, Run, Spans, Whole
-from fullwire.timeline.timeline import Timeline
+from fullwire.timeline.timeline import Doing, Timeline
 
 CrowdingSource: TypeAlias = Literal[
     "probe steps", "run delay", "kernels", "the plan", "the simulation", "none"
@@ -53,6 +53,7 @@ class Crowding:
     source: CrowdingSource
     shares: Floats = field(default_factory=lambda: np.zeros(0))
     alone_s: float = 0.0  # from probe steps: the computing of the middle rank by itself
+    host_s: float | None = None  # from turns: the host's part of the middle rank by itself
     by_ranks_s: float = 0.0  # beside it: as ranks of one machine slow each other without any sums
     probes: int = 0  # of a rank, that tell this
     is_by_turns: bool = False  # in these the ranks of a machine computed one after another
@@ -74,36 +75,51 @@ def probe_steps(run: Run) -> Spans:
     return run.spans.rows((run.spans.lane == "host") & np.isin(run.spans.name, PROBES))
 
 
-def computed_in(line: Timeline, windows: Spans) -> Whole:
-    """Return how long a rank computed in each of some stretches of its time."""
-    since = np.append([0], np.cumsum(line.length_ns * line.is_computing))
-    begin, end = (
-        np.searchsorted(line.moments, times) for times in (windows.start_ns, windows.end_ns)
-    )
-    return np.asarray(since[end] - since[begin], np.int64)
+class Turns(NamedTuple):
+    """What a rank did in turns: its computing as a share of that beside its machine's ranks."""
+
+    share: float
+    host_ns: float
+    steps: int
+    scatter: float
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Turns:
-    """How a rank computed in turns, as shares of its computing beside the ranks of its machine."""
+class Probed:
+    """What a rank did in each of its probe steps."""
 
-    share: float
-    count: int
-    scatter: float
+    marks: NDArray[np.object_]  # their names
+    computed_ns: Whole
+    host_ns: Whole
 
     @classmethod
-    def of(cls, apart_ns: Whole, names: NDArray[np.object_], places: Whole) -> Turns | None:
-        """Compare the turns of a rank with its probe steps of the same kind."""
-        each: list[float] = []
-        for place in np.unique(places[names == "turns"]).tolist():
-            alike = places == place
-            beside_ns = apart_ns[alike & (names == "probe")]
-            if place >= 0 and len(beside_ns) and (usual_ns := np.median(beside_ns)):
-                each += (apart_ns[alike & (names == "turns")] / usual_ns).tolist()
+    def by(cls, line: Timeline, probes: Spans) -> Probed:
+        """Add up a rank's time in its probe steps; those of other ranks are left out."""
+        mine = probes.rows(probes.rank == line.rank)
+        begin, end = (np.searchsorted(line.moments, at) for at in (mine.start_ns, mine.end_ns))
+
+        def inside_ns(chosen: NDArray[np.bool_]) -> Whole:
+            since = np.append([0], np.cumsum(line.length_ns * chosen))
+            return np.asarray(since[end] - since[begin], np.int64)
+
+        return cls(mine.name, inside_ns(line.is_computing), inside_ns(line.doing == Doing.REST))
+
+    def apart_ns(self, chosen: NDArray[np.bool_] | Literal[True] = True) -> Whole:
+        """Return the computing in the chosen ones in which all ranks computed at once."""
+        return np.asarray(self.computed_ns[chosen & (self.marks == "probe")], np.int64)
+
+    def in_turns(self, kind: Whole) -> Turns | None:
+        """Compare its turns with its other probe steps of the same kind."""
+        is_turn, each = self.marks == "turns", list[float]()
+        for place in np.unique(kind[kind >= 0]).tolist():
+            usual_ns = self.apart_ns(kind == place)
+            if len(usual_ns) and usual_ns.all():
+                each += (self.computed_ns[is_turn & (kind == place)] / np.median(usual_ns)).tolist()
         if len(each) < FEWEST_PROBES:
             return None
         share = float(np.median(each))
-        return cls(share, len(each), 1.4826 * float(np.median(abs(np.array(each) / share - 1))))
+        scatter = 1.4826 * float(np.median(abs(np.array(each) / max(share, 1e-9) - 1)))
+        return Turns(share, float(np.median(self.host_ns[is_turn])), len(each), scatter)
 
 
 class ByKind(NamedTuple):
@@ -117,8 +133,7 @@ class ByKind(NamedTuple):
 def crowding_by_kind(
     run: Run,
     ranks: Sequence[int],
-    apart_ns: Sequence[Whole],
-    apart_in: Sequence[NDArray[np.object_]],
+    probed: Sequence[Probed],
     computed_ns: Whole,
     outside_ns: Whole,
     overlapped_ns: Whole,
@@ -128,14 +143,13 @@ def crowding_by_kind(
 ) -> ByKind:
     """Return the share of contention in the computing of all steps, and of each kind of them.
 
-    Times are by rank and step, as in `crowding_of`; `places` has each step's kind. `apart_in` names
-    the marks of probe steps. A kind's probe steps tell its contention. A kind without them has that
-    of the run delay.
+    Times are by rank and step, as in `crowding_of`; `places` has each step's kind. A kind's probe
+    steps tell its contention. A kind without them has that of the run delay.
     """
-    kind_of = [kinds.probes if kinds.kinds else np.zeros(len(names), int) for names in apart_in]
-    rows = [*zip(apart_ns, apart_in, kind_of, strict=True)]
-    turned = [Turns.of(lengths, names, of[: len(names)]) for lengths, names, of in rows]
-    apart_ns = [lengths[names == "probe"] for lengths, names, _ in rows]
+    counts = [len(each.marks) for each in probed]
+    kind_of = [kinds.probes[:count] if kinds.kinds else np.zeros(count, int) for count in counts]
+    turned = [each.in_turns(kind) for each, kind in zip(probed, kind_of, strict=True)]
+    apart_ns = [each.apart_ns() for each in probed]
 
     def told(chosen: NDArray[np.bool_], probed_ns: Sequence[Whole], times: float = 1.0) -> Crowding:
         computed, outside, overlapped = (
@@ -147,7 +161,7 @@ def crowding_by_kind(
     shares, of_kinds = np.broadcast_to(of_all.shares[:, None], computed_ns.shape), []
     for place in range(len(kinds.kinds)):
         of_kind_ns = [
-            lengths[(of[: len(names)] == place) & (names == "probe")] for lengths, names, of in rows
+            each.apart_ns(kind == place) for each, kind in zip(probed, kind_of, strict=True)
         ]
         times = 1.0
         if all(map(len, of_kind_ns)):
@@ -174,8 +188,8 @@ def crowding_of(
     `computed_ns` in each usual step. `turned` tells how the ranks computed in turns.
     In each usual step, `outside_ns` is the time in which the program packs, reads, or does else.
     Of `computed_ns`, `overlapped_ns` is beside communication. Devices have only kernels to tell it.
-    Of a kind of steps, these are its own, and its probe steps compute so many `times` as long as
-    the middle one of all probe steps, to which the run's facts belong.
+    Of a kind of steps, these are its own. The run's facts belong to the middle one of all probe
+    steps, and the kind's probe steps compute so many `times` as long as that.
     """
     none = np.zeros(len(ranks))
     facts = run.facts
@@ -223,19 +237,22 @@ def crowding_of(
             1.4826 * float(np.median(abs(lengths_ns / max(np.median(lengths_ns), 1.0) - 1)))
             for lengths_ns in apart_ns
         ]
+        hosts_ns = np.zeros(len(ranks))
         in_turns = [each for each in turned if each is not None]
         if is_by_turns := len(in_turns) == len(ranks):
             alone_ns = wall_ns * [each.share for each in in_turns]
-            probes = min(each.count for each in in_turns)
+            probes = min(each.steps for each in in_turns)
             scatter = [each.scatter for each in in_turns]
-        unsent_s, alone_s = (
+            hosts_ns = np.array([each.host_ns for each in in_turns])
+        unsent_s, alone_s, host_s = (
             float(np.sort(lengths_ns)[(len(ranks) - 1) // 2]) * 1e-9
-            for lengths_ns in (unsent_ns, alone_ns)
+            for lengths_ns in (unsent_ns, alone_ns, hosts_ns)
         )
         return Crowding(
             "probe steps",
             np.clip(1 - alone_ns / usual_ns, 0.0, 1.0),
             alone_s,
+            host_s if is_by_turns else None,
             max(unsent_s - alone_s, 0.0),
             probes,
             is_by_turns,

@@ -13,7 +13,8 @@ whose transfer cannot be told from waiting counts second, and waiting last.
     ("host", "earlier backward")  one of several before the last
     ("host", "queued")           a transfer that another one on its line kept from leaving
     ("communication", "wait")    blocked on a collective
-    ("host", "wait")             waiting for late ranks that are not in the run, as in a simulation
+    ("host", "wait")             waiting for late ranks that are not in the run, as in a simulation,
+                                 or for other ranks' turns
     ("host", "bubble")           the same for other stages of a pipeline
     ("host", "codec")            a hook that packs or unpacks gradients, also amidst computing
     ("communication", "codec")   packing or unpacking gradients beside it

@@ -96,7 +96,7 @@ class Probes:
         return in_turn
 
     def step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Wait for this rank's turn, if the step has turns."""
+        """Tell the turns of a step which optimizer begins."""
         if self._turns.is_on:
             self._turns.optimizer_begins(is_leading=id(optimizer) == self._leading)
 
@@ -162,6 +162,7 @@ class Probes:
         finally:
             if not is_inner:
                 self._releasing.discard(thread)
+        self._turns.sums_end()
 
     @contextlib.contextmanager
     def _beside_computing(self) -> Iterator[None]:

@@ -3,27 +3,28 @@
 In other probe steps all ranks compute at once. They share the machine's memory, and perhaps its
 processors, so each takes longer than one worker would. In a turn the others sleep.
 
-A step has two turns of each rank: its passes, until its last gradient is ready, and its optimizer.
-A rank waits until the ranks before it have done theirs. After its own it waits for those behind it,
-so all ranks begin their sums, and their next step, together.
+A step has two turns of each rank: its passes until the last gradient is ready, and the rest of the
+step after the sums. A rank waits until the ranks before it have had theirs. After its own it waits
+for those behind it, so all ranks begin their sums, and their next step, together.
 
 The ranks of a machine share a file in the recording's folder. Each of them writes its own places in
 it, and counts its turns there. The first of them also announces the next step with turns. It does
 so one step ahead: the sums of the step between end on no rank before the announcement.
 
-Nothing may harm the job. A rank that waits too long ends the turns of all for good, and so does one
-that meets another collective in its turn, which the others would have to join.
+Nothing may harm the job. A rank that waits too long ends the turns of all ranks for good. So does
+one that issues another collective in its turn, because the others have to join it.
 """
 
 from __future__ import annotations
 
 import array
+import contextlib
 import mmap
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -41,6 +42,10 @@ _OVER, _ANNOUNCED, _FIRST_RANK = 0, 1, 2  # places in the file; then each rank h
 _COUNT, _STEP = 0, 1  # a rank's: 1 and the turns that it has had, and the steps that it has taken
 
 
+_State: TypeAlias = Literal["before", "in passes", "in the sums", "after the sums"]
+_IN_A_TURN = ("in passes", "after the sums")
+
+
 class Turns:
     """Lets the ranks of one machine compute one after another in a few steps."""
 
@@ -50,13 +55,13 @@ class Turns:
         self._rank = -1
         self._members: Sequence[int] = ()  # the ranks of this machine
         self._ended_s = self._step_s = 0.0  # when the last step ended, and how long it was
-        self._state: Literal["before", "in passes", "between", "in optimizer"] = "before"
+        self._state: _State = "before"
         self.is_on = False
 
     def step_ended(self, steps: int, *, is_kept_apart: bool) -> None:
         """Note a step with turns that ends, and decide whether step number `steps` has turns."""
         if self.is_on:
-            is_whole = self._state == "in optimizer" and is_kept_apart
+            is_whole = self._state == "after the sums" and is_kept_apart
             self._end("before")
             is_whole = is_whole and not self._is_over
             self._journal.note(Note.TURNS, int(is_whole), time.monotonic_ns(), 0)
@@ -74,24 +79,27 @@ class Turns:
         """Wait for this rank's turn to compute the passes of a step."""
         if self._state == "before":
             self._begin("in passes")
-        elif self._state == "between":  # passes after the sums: they had no turn
+        elif self._state == "after the sums":  # these passes belong to the turn before
             self.stop()
 
     def passes_end(self) -> None:
         """End this rank's turn, and wait for those of the others."""
         if self._state == "in passes":
-            self._end("between")
+            self._end("in the sums")
+
+    def sums_end(self) -> None:
+        """Wait for this rank's turn to do the rest of the step."""
+        if self._state == "in the sums":
+            self._begin("after the sums")
 
     def optimizer_begins(self, *, is_leading: bool) -> None:
-        """Wait for this rank's turn to take the optimizer's step."""
-        if self._state == "between" and is_leading:
-            self._begin("in optimizer")
-        else:  # there are several optimizers, or the passes had no sums that could wait
+        """Check that this is the one optimizer of the step, after sums that could wait."""
+        if self._state != "after the sums" or not is_leading:
             self.stop()
 
     def interrupted(self) -> None:
         """Say that this rank issues a collective that the others have to join."""
-        if self._state in ("in passes", "in optimizer"):
+        if self._state in _IN_A_TURN:
             self.stop()
 
     def stop(self) -> None:
@@ -121,7 +129,8 @@ class Turns:
         if not 1 < world <= _MOST_RANKS or torch.cuda.is_initialized():
             return  # devices have their own memory
         try:
-            self._places = _shared(Path(self._journal.directory) / f"turns.{machine_here()}")
+            path = Path(self._journal.directory) / f"turns.{machine_here()}"
+            self._places = _shared(path, self._rank)
         except (OSError, ValueError):  # as on a full disk: there are no turns
             return
         self._places[self._place(self._rank, _COUNT)] = 1
@@ -139,14 +148,14 @@ class Turns:
         if max(taken) - min(taken) <= 1 and len(self._members[1:]) * self._step_s <= _LONGEST_S:
             self._places[_ANNOUNCED] = step
 
-    def _begin(self, state: Literal["in passes", "in optimizer"]) -> None:
+    def _begin(self, state: _State) -> None:
         place = self._members.index(self._rank)
         self._wait_for(self._members[:place], self._places[self._place(self._rank, _COUNT)] + 1)
         self._state = state
 
-    def _end(self, state: Literal["before", "between"]) -> None:
+    def _end(self, state: _State) -> None:
         """Count a turn that ends, and wait until all others have had as many."""
-        if self._state in ("in passes", "in optimizer"):
+        if self._state in _IN_A_TURN:
             own = self._place(self._rank, _COUNT)
             self._places[own] += 1
             self._wait_for(self._members, self._places[own])
@@ -161,15 +170,15 @@ class Turns:
             if time.monotonic() > until_s:
                 self.stop()
             time.sleep(_POLL_S)
-        self._journal.note(Note.WAIT, 0, began_ns, time.monotonic_ns() - began_ns)
+        self._journal.note(Note.TURN, 0, began_ns, time.monotonic_ns() - began_ns)
 
 
-def _shared(path: Path) -> memoryview[int]:
+def _shared(path: Path, rank: int) -> memoryview[int]:
     """Map a file of whole numbers, which are 0 at first, into the memory of each rank."""
-    size = 8 * (_FIRST_RANK + 2 * _MOST_RANKS)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(file, 0, size)  # a write to a hole of a full disk would end the job
-        return memoryview(mmap.mmap(file, size)).cast("q")
-    finally:
-        os.close(file)
+    building = path.with_name(f"{path.name}.{rank}")
+    building.write_bytes(bytes(8 * (_FIRST_RANK + 2 * _MOST_RANKS)))
+    with contextlib.suppress(FileExistsError):  # another rank was first
+        os.link(building, path)
+    building.unlink()
+    with path.open("r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
