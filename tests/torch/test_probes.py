@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 
 from fullwire.recorder.inside.journal import Note
-from fullwire.recorder.inside.probes import FIRST, THEN_EVERY, Probes
-from fullwire.recorder.inside.turns import STEPS as IN_TURNS
-from fullwire.recorder.inside.turns import Turns
+from fullwire.recorder.inside.probes import FIRST, IN_TURNS, THEN_EVERY, Probes, Turns
 from fullwire.recorder.record import record
 from fullwire.run.run import PROBES, Run
 from fullwire.simulation.typical import typical_step
@@ -264,7 +262,7 @@ def test_a_rank_that_waits_in_vain_ends_the_turns_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here the first rank never computes, as if it had died or had met another branch."""
-    monkeypatch.setattr("fullwire.recorder.inside.turns.AT_LEAST_S", 0.05)
+    monkeypatch.setattr("fullwire.recorder.inside.probes.AT_LEAST_S", 0.05)
     ranks = [turns_of(tmp_path, rank, 2, monkeypatch) for rank in (0, 1)]
     for number in range(2, IN_TURNS[0] + 1):
         for turns in ranks:

@@ -221,43 +221,8 @@ def crowding_of(
     )
     if not (usual_ns > 0).all():
         return Crowding("none", none)
-    probes = min(map(len, apart_ns), default=0)
-    if probes >= FEWEST_PROBES:
-        wall_ns = np.array([float(np.median(lengths_ns)) for lengths_ns in apart_ns])
-        delay_ns = times * _by_rank_ns(facts.probe_run_delay_s, ranks)
-        # The thread's own work in a probe step, without its sums and without what is no computing.
-        apart_from_ns = np.array([np.median(lengths_ns) for lengths_ns in outside_ns])
-        before_ns = _by_rank_ns(facts.before_forward_processor_s, ranks)
-        ran_ns = times * _by_rank_ns(facts.probe_compute_s, ranks)
-        ran_ns = ran_ns - np.maximum(apart_from_ns, before_ns)
-        undelayed_ns = np.maximum(wall_ns - delay_ns, ran_ns) + (1 - _own_share(run)) * delay_ns
-        undelayed_ns = np.minimum(undelayed_ns, wall_ns)
-        unsent_ns = alone_ns = np.maximum(undelayed_ns, (1 - MOST_DELAYED) * wall_ns)
-        scatter = [
-            1.4826 * float(np.median(abs(lengths_ns / max(np.median(lengths_ns), 1.0) - 1)))
-            for lengths_ns in apart_ns
-        ]
-        hosts_ns = np.zeros(len(ranks))
-        in_turns = [each for each in turned if each is not None]
-        if is_by_turns := len(in_turns) == len(ranks):
-            alone_ns = wall_ns * [each.share for each in in_turns]
-            probes = min(each.steps for each in in_turns)
-            scatter = [each.scatter for each in in_turns]
-            hosts_ns = np.array([each.host_ns for each in in_turns])
-        unsent_s, alone_s, host_s = (
-            float(np.sort(lengths_ns)[(len(ranks) - 1) // 2]) * 1e-9
-            for lengths_ns in (unsent_ns, alone_ns, hosts_ns)
-        )
-        return Crowding(
-            "probe steps",
-            np.clip(1 - alone_ns / usual_ns, 0.0, 1.0),
-            alone_s,
-            host_s if is_by_turns else None,
-            max(unsent_s - alone_s, 0.0),
-            probes,
-            is_by_turns,
-            float(np.median(scatter)),
-        )
+    if min(map(len, apart_ns), default=0) >= FEWEST_PROBES:
+        return _by_probe_steps(run, ranks, apart_ns, turned, usual_ns, outside_ns, times)
     if facts.run_delay_s is None:
         return Crowding("none", none)
     delay_ns = _by_rank_ns(facts.run_delay_s, ranks)
@@ -267,6 +232,55 @@ def crowding_of(
     by_own = _own_share(run) * delayed
     ran = float(np.median((1 - delayed) / (1 - by_own)))
     return Crowding("run delay", by_own, ran=ran)
+
+
+def _by_probe_steps(
+    run: Run,
+    ranks: Sequence[int],
+    apart_ns: Sequence[Whole],
+    turned: Sequence[Turns | None],
+    usual_ns: Floats,
+    outside_ns: Sequence[Whole],
+    times: float,
+) -> Crowding:
+    """Return the share of contention in computing that takes `usual_ns`, from probe steps."""
+    facts = run.facts
+    wall_ns = np.array([float(np.median(lengths_ns)) for lengths_ns in apart_ns])
+    delay_ns = times * _by_rank_ns(facts.probe_run_delay_s, ranks)
+    # The thread's own work in a probe step, without its sums and without what is no computing.
+    apart_from_ns = np.array([np.median(lengths_ns) for lengths_ns in outside_ns])
+    before_ns = _by_rank_ns(facts.before_forward_processor_s, ranks)
+    ran_ns = times * _by_rank_ns(facts.probe_compute_s, ranks)
+    ran_ns = ran_ns - np.maximum(apart_from_ns, before_ns)
+    undelayed_ns = np.maximum(wall_ns - delay_ns, ran_ns) + (1 - _own_share(run)) * delay_ns
+    undelayed_ns = np.minimum(undelayed_ns, wall_ns)
+    unsent_ns = alone_ns = np.maximum(undelayed_ns, (1 - MOST_DELAYED) * wall_ns)
+    scatter = [
+        1.4826 * float(np.median(abs(lengths_ns / max(np.median(lengths_ns), 1.0) - 1)))
+        for lengths_ns in apart_ns
+    ]
+    hosts_ns = np.zeros(len(ranks))
+    in_turns = [each for each in turned if each is not None]
+    probes = min(map(len, apart_ns))
+    if is_by_turns := len(in_turns) == len(ranks):
+        alone_ns = wall_ns * [each.share for each in in_turns]
+        probes = min(each.steps for each in in_turns)
+        scatter = [each.scatter for each in in_turns]
+        hosts_ns = np.array([each.host_ns for each in in_turns])
+    unsent_s, alone_s, host_s = (
+        float(np.sort(lengths_ns)[(len(ranks) - 1) // 2]) * 1e-9
+        for lengths_ns in (unsent_ns, alone_ns, hosts_ns)
+    )
+    return Crowding(
+        "probe steps",
+        np.clip(1 - alone_ns / usual_ns, 0.0, 1.0),
+        alone_s,
+        host_s if is_by_turns else None,
+        max(unsent_s - alone_s, 0.0),
+        probes,
+        is_by_turns,
+        float(np.median(scatter)),
+    )
 
 
 def slowed_as_simulated_ns(run: Run) -> dict[int, int]:
