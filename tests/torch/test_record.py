@@ -802,6 +802,24 @@ def test_a_long_recording_is_made_into_a_run_part_by_part(
             assert values.tolist() == theirs.columns()[column].tolist(), f"{name}.{column}"
 
 
+def test_a_longer_recording_is_written_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began_ns = now_ns = 10**12
+    monkeypatch.setattr("time.monotonic_ns", lambda: now_ns)
+    journal, written_ns = Journal(str(tmp_path)), [began_ns]
+    for now_ns in range(began_ns, began_ns + 30 * 10**9, 10**7):  # a step each 10 ms
+        journal.note(Note.ZERO_GRAD, 0, now_ns, 0)
+        journal.write_if_due()
+        if not journal.waiting:
+            written_ns.append(now_ns)
+    gaps_ns = np.diff(written_ns)
+    assert gaps_ns[0] == pytest.approx(0.25e9, rel=0.1)
+    assert gaps_ns[-1] == pytest.approx(1e9, rel=0.1)
+    # A signal takes at most the first wait and an eighth of the recording.
+    assert (gaps_ns <= 0.27e9 + (np.array(written_ns[:-1]) - began_ns) / 8).all()
+
+
 def test_notes_wait_in_bounded_memory(tmp_path: Path) -> None:
     journal = Journal(str(tmp_path))
     for number in range(10 * MOST_WAITING):
