@@ -129,17 +129,24 @@ class Journal:
         self._written_ns, self._wait_ns = time.monotonic_ns(), min(FIRST_WAIT_NS, LONGEST_WAIT_NS)
         self._writing = threading.Lock()
 
-    def note(self, kind: int, number: int, time_ns: int, rest: int) -> None:
+    def note(self, kind: int, number: int, time_ns: int, rest: int = 0) -> None:
         """Remember one event."""
         if self.is_open:
             self.waiting.append((kind, number, time_ns, rest))
             if len(self.waiting) >= MOST_WAITING:
                 self.write()
 
-    def note_both(self, first: tuple[int, int, int, int], then: tuple[int, int, int, int]) -> None:
-        """Remember two events that no other thread's event may part."""
+    def note_interval(self, kind: int, number: int, start_ns: int, end_ns: int) -> None:
+        """Remember what has a beginning and an end, without a further call for it."""
         if self.is_open:
-            self.waiting.extend((first, then))  # one call, during which no other thread runs
+            self.waiting.append((kind, number, start_ns, end_ns - start_ns))
+            if len(self.waiting) >= MOST_WAITING:
+                self.write()
+
+    def note_all(self, events: Sequence[tuple[int, int, int, int]]) -> None:
+        """Remember some events that no other thread's event may part."""
+        if self.is_open:
+            self.waiting.extend(events)  # one call, during which no other thread runs
             if len(self.waiting) >= MOST_WAITING:
                 self.write()
 
