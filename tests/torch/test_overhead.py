@@ -210,4 +210,4 @@ def test_each_bucket_costs_a_few_calls_of_the_recorder(tmp_path: Path) -> None:
 
     # 30 layers of 1 MiB are in 30 buckets, or in one or two.
     one_or_two, thirty = calls(100), calls(1)
-    assert (thirty - one_or_two) / 28 < 5
+    assert (thirty - one_or_two) / 28 < 2

@@ -710,6 +710,63 @@ def test_of_two_buckets_the_one_that_failed_has_no_end(tmp_path: Path) -> None:
 
 
 @needs_torch
+def test_no_bucket_of_a_pass_that_went_well_is_asked_whether_it_failed(tmp_path: Path) -> None:
+    """DDP has asked each of them: a question takes 5 us, with caches full of the job's data."""
+    job = (
+        "class Asked:\n"
+        "    def value(self): raise AssertionError('DDP knows')\n"
+        "collectives._bucket_ended(0, Asked())\n"
+        "collectives.pass_ended(True)\n"
+        "collectives._bucket_ended(1, Asked())\n"
+        "collectives.pass_ended(False)\n"
+        "assert [note[:2] for note in journal.waiting] == [(Note.END, 0)]\n"
+    )
+    run_with_collectives(job, tmp_path)
+
+
+@needs_torch
+def test_the_bucket_of_a_later_model_is_not_taken_for_an_earlier_one(tmp_path: Path) -> None:
+    """Torch frees a bucket's tensor with its model, and another may get its identity."""
+    job = (
+        "import types, torch, torch.distributed as dist\n"
+        "class Group:\n"
+        "    name, true = 'of all', None\n"
+        "done = torch.futures.Future()\n"
+        "done.set_result([])\n"
+        "dist.Work = types.SimpleNamespace\n"
+        "work = dist.Work(get_future=lambda: done)\n"
+        "allreduce = collectives.of_buckets(lambda *_: work)\n"
+        "collectives._is_identified = True\n"
+        "early, late = torch.zeros(4), torch.zeros(9)\n"
+        "for tensor in (early, late, early):\n"
+        "    allreduce(Group, [tensor])\n"
+        "collectives._buckets[id(late)] = collectives._buckets[id(early)]\n"
+        "allreduce(Group, [late])\n"
+        "signatures = [note[3] for note in journal.waiting if note[0] == Note.ISSUE]\n"
+        "assert signatures == [0, 1, 0, 1], signatures\n"
+        "sizes = [each['bytes'] for each in journal._definitions]\n"
+        "assert sizes == [16, 36], sizes\n"
+        "assert collectives._unseen.seen['of all'] == [4]\n"
+    )
+    run_with_collectives(job, tmp_path)
+
+
+@needs_torch
+def test_groups_are_asked_for_their_counts_less_and_less_often(tmp_path: Path) -> None:
+    job = (
+        "import time\n"
+        "unseen, looks = collectives._unseen, set()\n"
+        "for now_ns in range(10**12, 10**12 + 20 * 10**9, 10**7):\n"
+        "    time.monotonic_ns = lambda: now_ns\n"
+        "    unseen.step_ends()\n"
+        "    looks.add(unseen._looked_ns)\n"
+        "gaps_s = [(then - now) / 1e9 for now, then in zip(sorted(looks), sorted(looks)[1:])]\n"
+        "assert 0.25 < gaps_s[0] <= 0.51 and 2 < gaps_s[-1] < 2.02, gaps_s\n"
+    )
+    run_with_collectives(job, tmp_path)
+
+
+@needs_torch
 def test_a_program_ends_when_the_last_callback_is_freed(tmp_path: Path) -> None:
     """A thread of the transport frees it with Python's lock, which aborts while Python ends."""
     job = (
@@ -800,6 +857,24 @@ def test_a_long_recording_is_made_into_a_run_part_by_part(
     for (name, ours), (_, theirs) in zip(read_run(place).tables(), whole.tables(), strict=True):
         for column, values in ours.columns().items():
             assert values.tolist() == theirs.columns()[column].tolist(), f"{name}.{column}"
+
+
+def test_a_longer_recording_is_written_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began_ns = now_ns = 10**12
+    monkeypatch.setattr("time.monotonic_ns", lambda: now_ns)
+    journal, written_ns = Journal(str(tmp_path)), [began_ns]
+    for now_ns in range(began_ns, began_ns + 30 * 10**9, 10**7):  # a step each 10 ms
+        journal.note(Note.ZERO_GRAD, 0, now_ns, 0)
+        journal.write_if_due()
+        if not journal.waiting:
+            written_ns.append(now_ns)
+    gaps_ns = np.diff(written_ns)
+    assert gaps_ns[0] == pytest.approx(0.25e9, rel=0.1)
+    assert gaps_ns[-1] == pytest.approx(1e9, rel=0.1)
+    # A signal takes at most the first wait and an eighth of the recording.
+    assert (gaps_ns <= 0.27e9 + (np.array(written_ns[:-1]) - began_ns) / 8).all()
 
 
 def test_notes_wait_in_bounded_memory(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,8 +153,8 @@ def test_a_short_moment_before_a_forward_is_not_worth_a_note(tmp_path: Path) -> 
     not os.path.exists("/proc/self/task"), reason="this kernel does not count run delay"
 )
 def test_a_thread_knows_its_times_after_its_job_closed_a_file_of_ours(tmp_path: Path) -> None:
-    times, here = _OwnTimes(), threading.get_native_id()
-    before = times.of(here)
+    times = _OwnTimes()
+    before = times.read()
     assert before[0] > 0
     other = tmp_path / "of the job"
     other.write_text("no times")
@@ -163,9 +162,24 @@ def test_a_thread_knows_its_times_after_its_job_closed_a_file_of_ours(tmp_path: 
     os.close(number)
     file = os.open(other, os.O_RDONLY)
     assert file == number  # the job's file has the number of ours
-    assert times.of(here) >= before
+    assert times.read() >= before
     assert os.read(number, 100) == b"no times"  # and it stays open
     os.close(file)
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/task"), reason="this kernel does not count run delay"
+)
+def test_a_process_that_was_forked_off_reads_the_times_of_its_own_thread() -> None:
+    times = _OwnTimes()
+    ends = time.thread_time_ns() + 50 * MS
+    while time.thread_time_ns() < ends:
+        pass
+    assert times.read()[0] >= 50 * MS
+    child = os.fork()
+    if child == 0:
+        os._exit(times.read()[0] >= 50 * MS)  # the child has run for less
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize(("is_over_all", "ahead_s"), [(False, 0.064), (True, 0.004)])

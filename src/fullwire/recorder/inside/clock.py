@@ -38,7 +38,13 @@ class Clock:
         self._device = None if cuda is None else _Device(journal, cuda)
         self.knows_devices = cuda is not None  # whether moments may be on a device
         # Returns the present moment, on the device if this process uses one.
-        self.moment: Callable[[], Moment] = _now if self._device is None else self._moment
+        self.moment: Callable[[], Moment] = _now
+        # Note an interval between two moments of one kind of clock, and a moment.
+        self.note: Callable[[int, int, Moment, Moment], None] = journal.note_interval
+        self.note_one: Callable[..., None] = journal.note
+        if self._device is not None:
+            self.moment = self._moment
+            self.note, self.note_one = self._device.note, self._device.note_one
 
     def _moment(self) -> Moment:
         assert self._device is not None
@@ -47,20 +53,6 @@ class Clock:
         except Exception as error:  # the job goes on
             self._journal.give_up(error)
             return _now()
-
-    def note(self, kind: int, number: int, start: Moment, end: Moment) -> None:
-        """Note an interval between two moments of one kind of clock."""
-        if type(start) is int and type(end) is int:
-            self._journal.note(kind, number, start, end - start)
-        elif self._device is not None:
-            self._device.note_later(kind, number, start, end, 0)
-
-    def note_one(self, kind: int, number: int, moment: Moment, rest: int = 0) -> None:
-        """Note a moment."""
-        if type(moment) is int:
-            self._journal.note(kind, number, moment, rest)
-        elif self._device is not None:
-            self._device.note_later(kind, number, moment, None, rest)
 
     def collect(self) -> None:
         """Write the notes whose events have passed on the device since the last time."""
@@ -101,6 +93,18 @@ class _Device:
         event = self._cuda.Event(enable_timing=True)
         event.record()
         return event
+
+    def note(self, kind: int, number: int, start: Moment, end: Moment) -> None:
+        if type(start) is int and type(end) is int:
+            self._journal.note_interval(kind, number, start, end)
+        else:
+            self.note_later(kind, number, start, end, 0)
+
+    def note_one(self, kind: int, number: int, moment: Moment, rest: int = 0) -> None:
+        if type(moment) is int:
+            self._journal.note(kind, number, moment, rest)
+        else:
+            self.note_later(kind, number, moment, None, rest)
 
     def note_later(
         self, kind: int, number: int, start: Moment, end: Moment | None, rest: int

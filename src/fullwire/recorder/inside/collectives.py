@@ -10,7 +10,9 @@ the collective has no part in it.
 
 DDP's buckets have a short way of their own (`of_buckets`). They are most of a usual job's
 collectives. The job has filled the processor's caches since the last one, so each call of a
-function costs some 3 us, and each call into torch 10 to 25 us.
+function costs some 3 us, and each call into torch 5 to 25 us. So a bucket's size is asked for once
+in the life of its tensor. After a pass that went well, no bucket is asked whether it failed: DDP
+has asked.
 
 A communication hook is called as usual. The time until it returns is its own work, except the time
 of issuing collectives and waiting for them. Functions that it leaves for the end of a future count
@@ -25,7 +27,8 @@ import math
 import os
 import sys
 import time
-from collections import Counter, deque
+import weakref
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -72,13 +75,18 @@ _MUCH_MORE = 1.1  # times what was noted: a loss is noted again
 _MOST_UNSETTLED = 64  # buckets; a program may take its steps without an optimizer of torch
 _LOOK_S, _MOST_LOOKS = 0.001, 2000  # a collective never ends if its other ranks are gone
 _GOODBYE_S = 0.02
-_now = time.monotonic_ns
+_now, _thread_time = time.monotonic_ns, time.thread_time_ns
+_ISSUE, _partial = Note.ISSUE, functools.partial  # for a bucket: each look into a module counts
 _SEQUENCES = (list, tuple)
+# A bucket of DDP: its tensor, its group's name, its signature's number, and its group's count.
+_Bucket: TypeAlias = tuple["weakref.ref[Any]", str, int, list[int]]
 _when_done = torch._C.Future.add_done_callback  # torch's own, as the hooks' use of it is watched
 
 
-def watch_collectives(journal: Journal, clock: Clock, probes: Probes | None) -> None:
-    """Begin to note the collectives of all callers."""
+def watch_collectives(
+    journal: Journal, clock: Clock, probes: Probes | None
+) -> Callable[[bool], None]:
+    """Begin to note the collectives of all callers; return what a pass calls at its end."""
     codec = HookWork(journal)
     collectives = _Collectives(journal, clock, codec, probes)
     torchs_own = vars(dist.ProcessGroup)["allreduce"]
@@ -109,6 +117,7 @@ def watch_collectives(journal: Journal, clock: Clock, probes: Probes | None) -> 
     VisibleGroup.allreduce = collectives.of_buckets(torchs_own)
     optimizers.register_optimizer_step_pre_hook(collectives.step_begins)
     optimizers.register_optimizer_step_post_hook(collectives.step_ended)
+    return collectives.pass_ended
 
 
 def _watch_subclasses(
@@ -145,11 +154,11 @@ class _Collectives:
         self._numbers = itertools.count()
         self._is_identified = False
         self._without_future = WeakIdKeyDictionary()
-        self._under_way: set[int] = set()  # Collectives whose end is still to come.
         # Each callback that a transport has holds one of these. So their counts of references say
-        # when the last one is freed, which a thread of the transport does.
+        # when the last one was called and freed, which a thread of the transport does.
         self._callbacks = self._bucket_ended, self._ended
         self._references = self._count_references()
+        self._buckets: dict[int, _Bucket] = {}  # by the identity of their tensors
         # Buckets that have ended, well or badly: number, time and Future.
         self._unsettled: deque[tuple[int, int, Any]] = deque()
         # Collectives that keep their own times.
@@ -161,7 +170,7 @@ class _Collectives:
 
     def _forget(self) -> None:
         self._signatures.clear()
-        self._under_way.clear()
+        self._buckets.clear()
         self._telling.clear()
         self._unsettled.clear()
         self._unseen = Unseen(self._journal)
@@ -172,7 +181,7 @@ class _Collectives:
         """Wait for the transports' callbacks, which would abort the process while Python ends."""
         self._unseen.say()
         for _ in range(_MOST_LOOKS):  # a count, as their threads stall whenever this one does
-            if not self._under_way and self._count_references() <= self._references:
+            if self._count_references() <= self._references:
                 break
             time.sleep(_LOOK_S)
         self._hear_ends()
@@ -185,11 +194,14 @@ class _Collectives:
         return sum(map(sys.getrefcount, self._callbacks))
 
     def step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Note the ends of the buckets of the backward passes before this step."""
+        """Note the ends of buckets that ended after their pass, or in one that nobody saw."""
         if self._unsettled:
-            started = self._journal.starts_work()
             self._settle()
-            self._journal.ends_work(started)
+
+    def pass_ended(self, is_well: bool) -> None:
+        """Note the ends of a pass's buckets; it fails if DDP finds that one of them failed."""
+        if self._unsettled:
+            self._settle(is_well)
 
     def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Look now and then for collectives that the wrappers missed."""
@@ -245,8 +257,9 @@ class _Collectives:
         takes the way of that method.
         """
         journal, codec, probes = self._journal, self._codec, self._probes
-        note, under_way = journal.waiting.append, self._under_way
-        knows_devices, callbacks = self._clock.knows_devices, self._callbacks
+        note, plain_work, callbacks = journal.waiting.append, dist.Work, self._callbacks
+        knows_devices, numbers = self._clock.knows_devices, self._count
+        buckets, unsettled = self._buckets, self._unsettled
 
         def allreduce(group: VisibleGroup, tensors: Sequence[Any], *options: Any) -> Any:
             if (
@@ -259,44 +272,57 @@ class _Collectives:
                 return group.true.allreduce(tensors, *options)
             issued_ns = _now()
             work = original(group.true, tensors, *options)
-            started = journal.starts_work()
+            started = _thread_time() - journal.spent_ns  # as `starts_work` does
             try:
-                if type(work) is not dist.Work:  # a transport's own, which may tell more
+                if type(work) is not plain_work:  # a transport's own, which may tell more
                     self._note(group.true, "allreduce", (tensors,), issued_ns, False, work)
                 else:
-                    number, tensor, name = next(self._count), tensors[0], group.name
-                    self._unseen.seen[name] += 1
-                    try:
-                        size = tensor.nbytes
-                    except RuntimeError:  # a sparse gradient, counted as if it were dense
-                        size = tensor.numel() * tensor.element_size()
-                    known = self._signatures.get(("allreduce", tensor.dtype, size, name))
-                    if known is None:
-                        known = self._signature("allreduce", tensor.dtype, size, name)
-                    note((Note.ISSUE, number, issued_ns, known))
-                    if len(self._unsettled) >= _MOST_UNSETTLED:
+                    number, tensor, name = next(numbers), tensors[0], group.name
+                    bucket = buckets.get(id(tensor))
+                    if bucket is None or bucket[0]() is not tensor or bucket[1] != name:
+                        bucket = self._bucket(tensor, name)
+                    bucket[3][0] += 1
+                    note((_ISSUE, number, issued_ns, bucket[2]))
+                    if len(unsettled) >= _MOST_UNSETTLED:
                         self._settle()
-                    future = work.get_future()
-                    under_way.add(number)
-                    _when_done(future, functools.partial(callbacks[0], number))
+                    _when_done(work.get_future(), _partial(callbacks[0], number))
             except Exception as error:  # the job goes on
                 journal.give_up(error)
-            journal.ends_work(started)
+            journal.spent_ns = _thread_time() - started
             return work
 
         return allreduce
 
+    def _bucket(self, tensor: Any, group: str) -> _Bucket:
+        """Remember a bucket for as long as its tensor lives, which is mostly the model's life."""
+        try:
+            size = tensor.nbytes
+        except RuntimeError:  # a sparse gradient, counted as if it were dense
+            size = tensor.numel() * tensor.element_size()
+        signature = self._signature("allreduce", tensor.dtype, size, group)
+        if len(self._buckets) >= MOST_SIGNATURES:
+            self._buckets.clear()
+        bucket = weakref.ref(tensor), group, signature, self._unseen.seen[group]
+        self._buckets[id(tensor)] = bucket
+        return bucket
+
     def _bucket_ended(self, number: int, future: Any) -> None:
         """Remember the time; to ask the future whether it failed would keep Gloo's thread."""
         self._unsettled.append((number, _now(), future))
-        self._under_way.discard(number)
 
-    def _settle(self) -> None:
-        """Note the ends of the buckets that did not fail."""
-        while self._unsettled:
-            number, ended_ns, future = self._unsettled.popleft()
-            if _is_well(future):
-                self._journal.note(Note.END, number, ended_ns, 0)
+    def _settle(self, is_well: bool = False) -> None:
+        """Note the ends of the buckets that did not fail; to ask each takes 5 us."""
+        started, unsettled = self._journal.starts_work(), self._unsettled
+        ended = []
+        while unsettled:
+            try:
+                ended.append(unsettled.popleft())
+            except IndexError:  # another thread took it
+                break
+        self._journal.note_all(
+            [(Note.END, number, at_ns, 0) for number, at_ns, it in ended if is_well or _is_well(it)]
+        )
+        self._journal.ends_work(started)
 
     def _note(
         self,
@@ -311,7 +337,7 @@ class _Collectives:
         number = next(self._count)
         size, dtype = _payload(op, arguments)
         among = group.group_name
-        self._unseen.seen[among] += getattr(group, "counts_as", 1)
+        self._unseen.seen[among][0] += getattr(group, "counts_as", 1)
         if op in ("send", "recv"):
             # A group of two ranks, sender first. A receive from any sender has no rank.
             here = group.rank()
@@ -329,7 +355,6 @@ class _Collectives:
         except RuntimeError:  # some of Gloo's have no future: only their waiter knows the end
             self._without_future[work] = number
         else:
-            self._under_way.add(number)
             _when_done(future, functools.partial(self._callbacks[1], number, on_device))
 
     def _hear_ends(self) -> None:
@@ -378,7 +403,6 @@ class _Collectives:
         started = self._journal.starts_work()
         if _is_well(future):
             self._clock.note_one(Note.END, number, ended)
-        self._under_way.discard(number)
         self._journal.ends_work(started)
 
     def _signature(self, op: str, dtype: Any, size: int, group: str) -> int:
@@ -487,7 +511,7 @@ def _tensors(argument: Any) -> list[Any]:
     return [argument] if isinstance(argument, torch.Tensor) else []
 
 
-_EVERY_NS = 250_000_000
+_EVERY_NS, _AT_MOST_EVERY_NS = 250_000_000, 2_000_000_000
 _Look: TypeAlias = dict[str, tuple[int, int]]  # by group: collectives that it counts, and seen ones
 
 
@@ -499,14 +523,16 @@ class Unseen:
         self._first: _Look | None = None
         self._last: _Look = {}
         self._steps = 0
-        self._looked_ns = 0
-        self.seen: Counter[str] = Counter()  # by name of the group, since the group began
+        self._looked_ns, self._gap_ns = 0, _EVERY_NS
+        # By name of the group, since the group began: a number that others keep and count up.
+        self.seen: defaultdict[str, list[int]] = defaultdict(lambda: [0])
 
     def step_ends(self) -> None:
-        """Look at the counts, if the last look is long enough ago."""
+        """Look at the counts, if the last look is long enough ago; the gaps grow."""
         self._steps += 1
         now_ns = time.monotonic_ns()
-        if self._journal.is_open and now_ns - self._looked_ns > _EVERY_NS:
+        if self._journal.is_open and now_ns - self._looked_ns > self._gap_ns:
+            self._gap_ns = min(2 * self._gap_ns, _AT_MOST_EVERY_NS)
             self._looked_ns, started = now_ns, self._journal.starts_work()
             groups = list(dist.distributed_c10d._world.pg_map) if dist.is_initialized() else []
             self._last = {}
@@ -515,7 +541,7 @@ class Unseen:
                     counted = int(group._get_sequence_number_for_group())
                 except (RuntimeError, AttributeError):  # a transport without a count
                     counted = 0
-                self._last[group.group_name] = counted, self.seen[group.group_name]
+                self._last[group.group_name] = counted, self.seen[group.group_name][0]
             if self._first is None:
                 self._first, self._steps = self._last, 0
             self._journal.ends_work(started)

@@ -115,7 +115,9 @@ class Adding:
 
     def pass_ended(self) -> int:
         """Say what the pass did that has ended."""
-        before, after = self._before, self._states() if self._before else {}
+        if not self._before:
+            return UNKNOWN
+        before, after = self._before, self._states()
         made = {
             number: state
             for number, state in after.items()

@@ -51,9 +51,11 @@ NOISE_VARIABLE = "FULLWIRE_NOISE"  # Set if gradient noise is to be noted.
 MOST_WAITING = 2048  # Notes of 32 bytes, which are some 0.4 MB in Python.
 MOST_HELD = 16 * MOST_WAITING  # One backward pass may bring this many before any other note.
 MOST_PASSES = 64  # Passes that wait, with eight bytes for each gradient.
-WORTH_DEFLATING_BYTES = 4096  # Less, four times a second, is at most 60 MB an hour.
+WORTH_DEFLATING_BYTES = 16_384  # Less, once a second, is at most 60 MB an hour.
 PLAIN = b"p"  # Plain content begins so, and deflated content never does.
-LONGEST_WAIT_NS = 250_000_000  # Notes of so much time may be lost to kill -9.
+# Notes of so much time may be lost to kill -9: at first, and from some six seconds on, as samples
+# are. The code for a write has left the caches by the next one, so a longer write costs no more.
+FIRST_WAIT_NS, LONGEST_WAIT_NS = 250_000_000, 1_000_000_000
 RUNNING, ENDED, FAILED = "running", "ended", "failed"
 # Hooks from before a fork keep their numbers, which the child defines anew. The child has another
 # rank, and counts signatures anew.
@@ -135,20 +137,27 @@ class Journal:
         self._passes.clear()
         self._definitions = list(self._defined)
         self._file = -1
-        self._written_ns = time.monotonic_ns()
+        self._written_ns, self._wait_ns = time.monotonic_ns(), min(FIRST_WAIT_NS, LONGEST_WAIT_NS)
         self._writing = threading.Lock()
 
-    def note(self, kind: int, number: int, time_ns: int, rest: int) -> None:
+    def note(self, kind: int, number: int, time_ns: int, rest: int = 0) -> None:
         """Remember one event."""
         if self.is_open:
             self.waiting.append((kind, number, time_ns, rest))
             if len(self.waiting) >= MOST_WAITING:
                 self.write()
 
-    def note_both(self, first: tuple[int, int, int, int], then: tuple[int, int, int, int]) -> None:
-        """Remember two events that no other thread's event may part."""
+    def note_interval(self, kind: int, number: int, start_ns: int, end_ns: int) -> None:
+        """Remember what has a beginning and an end, without a further call for it."""
         if self.is_open:
-            self.waiting.extend((first, then))  # one call, during which no other thread runs
+            self.waiting.append((kind, number, start_ns, end_ns - start_ns))
+            if len(self.waiting) >= MOST_WAITING:
+                self.write()
+
+    def note_all(self, events: Sequence[tuple[int, int, int, int]]) -> None:
+        """Remember some events that no other thread's event may part."""
+        if self.is_open:
+            self.waiting.extend(events)  # one call, during which no other thread runs
             if len(self.waiting) >= MOST_WAITING:
                 self.write()
 
@@ -181,7 +190,9 @@ class Journal:
 
     def write_if_due(self) -> None:
         """Write if the last write is long enough ago."""
-        if self.is_open and time.monotonic_ns() - self._written_ns > LONGEST_WAIT_NS:
+        if self.is_open and time.monotonic_ns() - self._written_ns > self._wait_ns:
+            # An eighth longer each time, so kill -9 takes at most that share of a long recording.
+            self._wait_ns = min(self._wait_ns + self._wait_ns // 8, LONGEST_WAIT_NS)
             self.write()
 
     def write(self) -> None:

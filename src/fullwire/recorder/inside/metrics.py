@@ -83,7 +83,7 @@ class Metrics:
         if told is None:
             self._journal.note(*noted)
         else:
-            self._journal.note_both((Note.METRIC_STEP, told, now_ns, 0), noted)
+            self._journal.note_all([(Note.METRIC_STEP, told, now_ns, 0), noted])
 
 
 def bits_of(value: float) -> int:

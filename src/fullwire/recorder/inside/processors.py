@@ -50,12 +50,12 @@ def ran_and_waited_ns(thread: int) -> tuple[int, int]:
 
 
 def _two_of(content: bytes) -> tuple[int, int]:
-    run_ns, delay_ns, _ = map(int, content.split())
-    return run_ns, delay_ns
+    run_ns, delay_ns, _ = content.split()
+    return int(run_ns), int(delay_ns)
 
 
 class _OwnTimes:
-    """The running and waiting time of the thread that steps, from a file that is kept open.
+    """The running and waiting time of the calling thread, from a file that is kept open.
 
     Opening and closing the file takes three times as long as reading it. A job may close files that
     it does not know, and then give their numbers to its own. So what is read must look like the
@@ -63,20 +63,29 @@ class _OwnTimes:
     """
 
     def __init__(self) -> None:
-        self._thread = self._file = -1
+        self.thread = self._file = -1  # the kernel's number of the thread that read last
+        self._known_as: int | None = None  # Python's: to ask for the kernel's is a system call
         self._identity: os.stat_result | None = None
+        os.register_at_fork(after_in_child=self.forget)
 
-    def of(self, thread: int) -> tuple[int, int]:
+    def forget(self) -> None:
+        """Open the file anew: a child's thread has the name of the one that forked it off."""
+        self._known_as = None
+
+    def read(self) -> tuple[int, int]:
         """Return how long this thread has run, and how long it was ready and had no processor."""
-        if thread == self._thread:
-            with contextlib.suppress(OSError, ValueError):
+        if threading.get_ident() == self._known_as:
+            try:  # contextlib would be three calls in each step
                 return _two_of(os.pread(self._file, 100, 0))
+            except (OSError, ValueError):  # not our file, or a thread with the name of an older one
+                pass
         with contextlib.suppress(OSError):
             if self._identity and os.path.samestat(os.fstat(self._file), self._identity):
                 os.close(self._file)
-        self._thread = -1
-        self._file = os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        self._identity, self._thread = os.fstat(self._file), thread
+        self._known_as, self.thread = None, threading.get_native_id()
+        path = f"/proc/self/task/{self.thread}/schedstat"
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._identity, self._known_as = os.fstat(self._file), threading.get_ident()
         return _two_of(os.pread(self._file, 100, 0))
 
 
@@ -119,9 +128,11 @@ class Processors:
                                 children = map(int, found.read().split())
                             self._children_ns = dict.fromkeys(children, 0) | self._children_ns
                 for thread in self._used_ns:
-                    # If the thread has ended, its time up to then stays counted.
-                    with contextlib.suppress(OSError):
-                        self._used_ns[thread] = time.clock_gettime_ns((~thread << 3) | _OF_A_THREAD)
+                    try:
+                        now_used_ns = time.clock_gettime_ns((~thread << 3) | _OF_A_THREAD)
+                    except OSError:  # the thread has ended: its time up to then stays counted
+                        continue
+                    self._used_ns[thread] = now_used_ns
                 used_ns = sum(self._used_ns.values())
             except OSError as error:  # no /proc, or another kernel: the rest is recorded
                 self._journal.define(kind="missing", sentence=f"processor time unknown: {error}")
@@ -166,16 +177,25 @@ class Processors:
         now_ns = time.monotonic_ns()
         if not self._journal.is_open or now_ns - self._delay_noted_ns < _WORTH_A_NOTE_NS:
             return
-        here, before = threading.get_native_id(), self._delays_ns
         self._delay_noted_ns = now_ns
         if not self._computing:  # a short way for most jobs
-            self._note_own_delay(here, now_ns)
+            try:
+                run_ns, delay_ns = read = self._own.read()
+            except (OSError, ValueError):  # no kernel counts this
+                self._delays_ns = {}
+                return
+            since = self._delays_ns.get(self._own.thread)
+            # Not of others, which may be computing again later.
+            self._delays_ns = {self._own.thread: read}
+            if since is not None:
+                self._journal.note(Note.DELAY, delay_ns - since[1], now_ns, run_ns - since[0])
             return
+        here, before = threading.get_native_id(), self._delays_ns
         self._delays_ns = {}
         for thread in (here, *self._computing):
             with contextlib.suppress(OSError, ValueError):  # it has ended, or no kernel counts this
-                read = self._own.of if thread == here else ran_and_waited_ns
-                self._delays_ns[thread] = read(thread)
+                is_here = thread == here
+                self._delays_ns[thread] = self._own.read() if is_here else ran_and_waited_ns(thread)
         passed = [
             (delay_ns - before[thread][1], run_ns - before[thread][0])
             for thread, (run_ns, delay_ns) in self._delays_ns.items()
@@ -183,17 +203,6 @@ class Processors:
         ]
         if passed:
             self._journal.note(Note.DELAY, max(passed)[0], now_ns, passed[0][1])
-
-    def _note_own_delay(self, here: int, now_ns: int) -> None:
-        before = self._delays_ns.get(here)
-        try:
-            run_ns, delay_ns = read = self._own.of(here)
-        except (OSError, ValueError):  # no kernel counts this
-            self._delays_ns = {}
-            return
-        self._delays_ns = {here: read}  # not of others, which may be computing again later
-        if before is not None:
-            self._journal.note(Note.DELAY, delay_ns - before[1], now_ns, run_ns - before[0])
 
 
 class BeforeForward:

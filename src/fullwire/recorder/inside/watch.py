@@ -88,17 +88,18 @@ def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None
         optimizers.register_optimizer_step_pre_hook(probes.step_begins)
         optimizers.register_optimizer_step_post_hook(probes.step_ended)
     _watch_steps(journal, clock, gradients, before_forward)
-    _watch_backward(journal, clock, gradients, noise)
     _watch_input(journal, before_forward)
     watch_metrics(journal, after_import)
     _watch_evaluation(journal, gradients)
     for place, names in _SAVES.items():
         after_import(place, functools.partial(_watch_saving, journal, place, names))
+    buckets_ended: Callable[[bool], None] | None = None
     if dist.is_available():
         watch_reducer(journal, COLLECTIVES)
         watch_names(COLLECTIVES)
-        watch_collectives(journal, clock, probes)
+        buckets_ended = watch_collectives(journal, clock, probes)
         _watch_data_parallel(journal, clock, before_forward, probes)
+    _watch_backward(journal, clock, gradients, noise, buckets_ended)
 
 
 def _stay_out_of_graphs() -> None:
@@ -177,7 +178,11 @@ def _watch_steps(
 
 
 def _watch_backward(
-    journal: Journal, clock: Clock, gradients: Gradients, noise: GradientNoise | None
+    journal: Journal,
+    clock: Clock,
+    gradients: Gradients,
+    noise: GradientNoise | None,
+    buckets_ended: Callable[[bool], None] | None,
 ) -> None:
     backward = torch.autograd.backward
 
@@ -189,13 +194,17 @@ def _watch_backward(
         # In this order, because no gradient may be ready before its pass began.
         gradients.adding.pass_begins()
         gradients.is_in_pass, began, after_ns = True, clock.moment(), _now()
+        is_well = False
         try:
             result = backward(*args, **kwargs)
+            is_well = True
         finally:
             gradients.is_in_pass = False
             gradients.backwards += 1
             ended = clock.moment()
             clock.note(Note.BACKWARD, gradients.adding.pass_ended(), began, ended)
+            if buckets_ended is not None:
+                buckets_ended(is_well)
         if gradients.due:
             gradients.tell(after_ns)
         if noise is not None:
@@ -402,7 +411,7 @@ class Gradients:
         self._count = itertools.count()
         self._hooked = WeakIdKeyDictionary()  # parameters with hooks
         self._account_of = WeakIdKeyDictionary()  # accounts of the parameters that reducers hold
-        self._by_reducer: weakref.WeakKeyDictionary[Any, _Account] = weakref.WeakKeyDictionary()
+        self._by_reducer = _ByObject()  # accounts
         self._by_optimizer = _ByObject()  # accounts, with their passes at its last step
         self.due: set[_Account] = set()  # accounts whose pass has begun
         self.adding = Adding(journal)
@@ -439,14 +448,16 @@ class Gradients:
         if not any(parameter.is_cuda or parameter in self._hooked for parameter in parameters):
             first, *_ = [self._number(size) for size in gradient_bytes(parameters)]
             account = _Account(reducer, first, len(parameters))
-            self._by_reducer[reducer] = account
+            self._by_reducer.put(reducer, account)
             for parameter in parameters:
                 self._account_of[parameter] = account
 
     def distrust(self, reducer: Any) -> None:
         """Leave the parameters of a reducer to hooks."""
-        if reducer in self._by_reducer:
-            self._by_reducer.pop(reducer).is_kept = False
+        account = self._by_reducer.get(reducer)
+        if account is not None:
+            account.is_kept = False
+            self._by_reducer.put(reducer, None)
 
     def begin(self, reducer: Any) -> None:
         """Remember when a pass began: its reducer counts from there."""
