@@ -12,7 +12,7 @@ import pytest
 from fullwire.fixes._recipe import Recipe, as_toml, parse_fix
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
-from fullwire.lab.session import run_job, words_of
+from fullwire.lab.session import run_job, summary, words_of
 from tests.lab.test_lab import needs_namespaces
 from tests.torch.test_record import JOBS, UNCOMPILED, needs_torch
 
@@ -68,6 +68,24 @@ def test_each_rank_has_what_frameworks_and_launchers_read(
     assert lines == [
         str({name: value.format(rank=rank) for name, value in VARIABLES.items()}) for rank in (0, 1)
     ]
+
+
+@pytest.mark.parametrize("given", [None, "3"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_each_rank_has_one_thread_unless_the_user_set_another_number(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    workers: int,
+    given: str | None,
+) -> None:
+    """Formerly each rank had a thread on every processor, and slowed the ranks of other hosts."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    with Lab(describe(workers=workers, rate=["1Gbps"])) as lab:
+        assert ("Each rank has OMP_NUM_THREADS=1" in summary(lab)) == (given is None)
+        assert run_job(lab, ["sh", "-c", "echo $OMP_NUM_THREADS"]) == 0
+    assert capfd.readouterr().out.split() == [given or "1"] * workers
 
 
 @needs_torch

@@ -51,6 +51,10 @@ _OPTIONS = r"accelerate launch(?: (?!\S+\.py(?:\s|$)|-m\s|--module\s)\S+)*? "
 _STARTS_ANOTHER = re.compile(_OPTIONS + r"--(multi[-_]gpu|use[-_]\w+)")
 _SETS_FIRST_RANK = re.compile(_OPTIONS + r"(--num[-_]processes[= ](?!0*1(\s|$))\d+)")
 _TO_ANOTHER_HOST = re.compile(_OPTIONS + r"--main[-_]process[-_]ip[= ](?!localhost|127\.)")
+# The hosts share one machine's processors. With all of them as threads, each rank would slow the
+# others. torchrun sets this where it starts several ranks (torch/distributed/run.py). A lab of one
+# rank has it too: it is the baseline of the others. A value of the user's own wins.
+_THREADS = {"OMP_NUM_THREADS": "1"}
 _SCRIPT_BYTES = 1 << 16  # read from a shell script, which may start a launcher
 _FIRST_LINE_BYTES = 256  # as much as the kernel reads of it
 _SHELL = re.compile(rb"#![ \t]*(?:\S*/env\s+(?:-\S+\s+)*)?\S*sh\s")
@@ -112,7 +116,7 @@ def run_job(
         )
 
     def start(rank: int) -> None:
-        variables = {**environment, **rank_environment(lab, rank)}
+        variables = {**_THREADS, **environment, **rank_environment(lab, rank)}
         if not apart:
             variables |= _torchrun_environment(lab, rank)
         if elastic is not None:
@@ -139,7 +143,7 @@ def run_shell(lab: Lab, host: int) -> int:
     """Run the user's shell on one host as its first rank, in the foreground of the terminal."""
     shell = os.environ.get("SHELL", "/bin/sh")
     rank = host * lab.description.ranks_per_host
-    environment = os.environ | rank_environment(lab, rank)
+    environment = {**_THREADS, **os.environ, **rank_environment(lab, rank)}
     lab.start(rank, [shell], environment, in_foreground=True)
     try:
         while (ended := lab.next_end(None)) is None:
@@ -176,6 +180,8 @@ def summary(lab: Lab) -> str:
             f". {show_time(lab.description.left_out_s)} of latency are not added, since a small "
             "message takes as long here anyway"
         )
+    if not _THREADS.keys() & os.environ.keys():
+        words += ". Each rank has OMP_NUM_THREADS=1, for this environment sets no number of threads"
     return (
         f"{hosts} up; links deliver at least {least.delivered_share:.1%} of the "
         f"payload that their line rates allow (host {least.host}: "
