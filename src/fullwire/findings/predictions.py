@@ -15,6 +15,7 @@ from fullwire.findings.kinds_of_steps import too_few_of_a_kind
 from fullwire.findings.sureness import (
     PassesMayNotShareASum,
     StepCountsAsPass,
+    StepsAreTooFew,
     about_contention,
     about_links,
     about_others,
@@ -27,7 +28,7 @@ from fullwire.run.usual import local_steps_of
 from fullwire.simulation.buckets import EachGradient
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.simulation.grid import Grid, Predictions, Subject, tried
-from fullwire.simulation.interval import Further, ends_of_nics, rests_on_least
+from fullwire.simulation.interval import ENOUGH_STEPS, Further, ends_of_nics, rests_on_least
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.passes import passes_add_up, passes_of_step
@@ -555,7 +556,12 @@ def _of_run(
     if replayed_ns and usual_s is not None and abs(usual_s / (replayed_ns * 1e-9) - 1) > NOTABLE:
         yield WholeStepsAreReplayed(run=name, replayed_s=replayed_ns * 1e-9, usual_s=usual_s)
     yield from too_few_of_a_kind(kinds_of(run).unlike, name)
-    is_modelled = run.provenance.basis == "modelled"  # with one pass in a step
+    is_modelled = run.provenance.basis == "modelled"  # with one pass in a step, which is its own
+    are_all_measured = all(isinstance(each, MeasuredTransport) for each in grid.transports)
+    if (steps := subject.step.count) < ENOUGH_STEPS and not (is_modelled or are_all_measured):
+        yield StepsAreTooFew(
+            run=name, steps=steps, needed=ENOUGH_STEPS, are_others_sure=is_measured
+        )
     if not is_modelled and (passes := passes_of_step(run) or 1) > 1:
         add_up = passes_add_up(run)
         yield StepCountsAsPass(run=name, passes=passes, add_up=add_up)

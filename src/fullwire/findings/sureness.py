@@ -356,6 +356,22 @@ def about_rounds(
         yield AddedUpInRounds(run=run, every=every)
 
 
+class StepsAreTooFew(Finding):
+    """A run has too few steps for an interval of its predictions."""
+
+    is_assumption = True  # that the next steps are like these
+    template = (
+        "{run}: predictions{are_others_sure:? of a transport that it does not show} have no "
+        "interval. {steps:,} whole {steps:step does|steps do} not show how much steps scatter. "
+        "{needed} do."
+    )
+
+    run: str
+    steps: int
+    needed: int
+    are_others_sure: bool  # those of a measured transport have one
+
+
 class StepCountsAsPass(Finding):
     """A recorded step of several passes is the unit of the conditions."""
 
