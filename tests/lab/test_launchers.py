@@ -214,6 +214,47 @@ def test_accelerate_that_sets_the_address_of_rank_0_is_warned_of(tmp_path: Path,
     assert "sent nothing to another host" in after
 
 
+@pytest.mark.parametrize(
+    ("config", "options", "warned"),
+    [
+        (
+            "num_processes: 2\n",
+            "",
+            "(--num_processes 2 from {file}): add --num_processes 1, or --m",
+        ),
+        ('{"num_processes": 2}', "", "(--num_processes 2 from {file})"),
+        ("distributed_type: MULTI_GPU\n", "", "each host runs a job of its own"),
+        ("distributed_type: 'NO'\nnum_processes: 1\n", "", None),
+        ("num_processes: 2\n", "--num_processes 1 ", None),
+        ("num_processes: 2\nmain_process_ip: 10.77.0.1\n", "", None),
+        ("num_processes: 2\n", "--cpu ", None),
+    ],
+)
+def test_the_configuration_file_of_accelerate_tells_its_options(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: str,
+    options: str,
+    warned: str | None,
+) -> None:
+    """Formerly a job with such a file waited for ever, and the lab said nothing."""
+    file = tmp_path / "home" / "accelerate" / "default_config.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(config)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    (tmp_path / "accelerate").write_text("#!/bin/sh\n")
+    (tmp_path / "accelerate").chmod(0o755)
+    [*before, _] = played(tmp_path / "accelerate", *f"launch {options}train.py".split())
+    assert len(before) == (warned is not None)
+    assert all(str(warned).format(file=file) in each for each in before)
+    if options != "--cpu " and warned:  # a file of another name tells the same
+        named = file.rename(tmp_path / "my.yaml")
+        [first, _] = played(
+            tmp_path / "accelerate", "launch", "--config_file", str(named), "train.py"
+        )
+        assert warned.format(file=named) in first
+
+
 @needs_torch
 @pytest.mark.parametrize("options", ["--cpu", "--num_processes 2 --main_process_ip 10.77.0.1"])
 def test_accelerate_that_passes_the_variables_on_runs_one_job(
