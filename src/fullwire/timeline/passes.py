@@ -106,7 +106,8 @@ def sums_just_so_much(run: Run, gradient_bytes: int) -> bool:
     So does a script that sums its gradients itself. Where the model is split over the ranks they
     send other things, or sum other sizes.
     """
-    sums, workers = run.collectives.rows(run.collectives.step >= 0), run.facts.workers or 1
+    table, workers = run.collectives, run.facts.workers or 1
+    sums = table.rows((table.step >= 0) & (table.op != "barrier"))
     if set(sums.op.tolist()) != {"allreduce"}:
         return False
     ranks_of: dict[str, set[int]] = {}
