@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fullwire as fw
@@ -16,6 +17,7 @@ from fullwire.importers import read
 from fullwire.run.run import Run
 from fullwire.simulation.beside_layers import Stages
 from fullwire.simulation.typical import typical_step
+from fullwire.words import sentence
 from tests.unit.test_kineto import GEMM, Job, reduced
 from tests.unit.test_traced_gradients import BACKWARD, KERNELS
 
@@ -535,6 +537,28 @@ def test_stages_that_wait_for_each_other_are_a_bubble_and_no_late_ranks(
     assert found.account["bubble"] > 0.3 * found.step_s
     assert sum(found.account.values()) == pytest.approx(found.step_s)
     assert "straggler" not in {fix.kind for fix in found.fixes}
+
+
+def test_ranks_of_a_recording_that_wait_as_stages_do_may_be_late_by_schedule(
+    tmp_path: Path,
+) -> None:
+    """A script writes its pipeline itself, and nothing tells so: a rank was surely late."""
+    run = Played(100, stages=4, batches=4).traced(tmp_path)
+    written = dataclasses.replace(
+        run, provenance=dataclasses.replace(run.provenance, origin="measured")
+    )
+
+    def doubts(job: Run) -> str:
+        found = fw.explain(job, bandwidth="100Gbps").verdict
+        assert found.kind == "straggler"
+        return "" if found.sureness is None else sentence(found.sureness)
+
+    told = "in sends and receives between ranks: if they are stages of a pipeline, its schedule"
+    assert told in doubts(written)
+    sums = written.collectives.op.astype(str)
+    sums[np.isin(sums, ("send", "recv"))] = "broadcast"
+    others = dataclasses.replace(written.collectives, op=sums.astype(object))
+    assert told not in doubts(dataclasses.replace(written, collectives=others))
 
 
 WRITTEN: dict[str, Any] = {

@@ -16,11 +16,12 @@ from fullwire.run.placement import (
 )
 from fullwire.run.processors import share_of_others
 from fullwire.run.run import Run
+from fullwire.run.split_layers import are_between_stages
 from fullwire.simulation.calibrate import MUCH_BESIDE
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.contention import LEAST_COMPARED, compared_kernels
 from fullwire.timeline.late import late_for_most, names_others_later
-from fullwire.timeline.transfers import recorded_ranks, world
+from fullwire.timeline.transfers import recorded_ranks, transfers_of, world
 
 _SURELY_LATE = 0.75  # Of all waiting: beside other programs, a rank that causes less may be luck.
 _FEW_STEPS = 10  # Of a measured job: with fewer, it may still be warming up.
@@ -106,6 +107,17 @@ class RepeatMayNameOthers(Finding):
     template = "a repeat may name other ranks as late"
 
 
+class RanksMayBeStages(Finding):
+    """Ranks hand work on as stages of a pipeline do, and no library tells that they are stages."""
+
+    template = (
+        "{share:.0%} of the waiting is in sends and receives between ranks: if they are stages of "
+        "a pipeline, its schedule makes them wait, and no rank is late"
+    )
+
+    share: float
+
+
 def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
     """Return how sure a verdict is; None for the verdict "unknown".
 
@@ -142,6 +154,9 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
     doubts += beside
     if near:
         doubts.append(RepeatMayDiffer(kinds=tuple(kind.replace("_", " ") for kind in near)))
+    of_stages = _waited_for_as_stages(case.run) if kind == "straggler" else 0.0
+    if of_stages > 1 / 2:
+        doubts.append(RanksMayBeStages(share=of_stages))
     late, there = late_for_most(account) if kind == "straggler" else (None, account)
     is_close = late is not None and bool(beside) and late.share < _SURELY_LATE
     if late is not None and (is_close or names_others_later(there)):
@@ -153,6 +168,16 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
         after=after.replace("_", " ") if round(share, 2) else None,
         share=share,
     )
+
+
+def _waited_for_as_stages(run: Run) -> float:
+    """Return the share of all waiting that is in transfers as those between stages."""
+    are_calls = run.provenance.origin == "measured"
+    is_handed_on = are_between_stages(run.collectives, are_calls=are_calls)
+    if not is_handed_on.any():
+        return 0.0
+    caused_ns = transfers_of(run, {}).caused_ns
+    return float(caused_ns[is_handed_on].sum() / max(caused_ns.sum(), 1.0))
 
 
 class OtherWork(Finding):
