@@ -294,7 +294,7 @@ def test_a_comparison_names_the_processors_that_other_programs_used() -> None:
     of_others = f"{share_of_others(beside):.0%}"
     assert fw.compare(quiet, beside).warnings[0] == (
         f"Other programs used 0% of the processors beside the first run and {of_others} beside the "
-        "second: the change may be theirs."
+        "second: the change may be theirs, or a part of it."
     )
     assert not any("programs" in note for note in fw.compare(quiet, quiet).warnings)
 

@@ -359,7 +359,7 @@ class OthersUsedProcessors(Finding):
 
     template = (
         "Other programs used {before:.0%} of the processors beside the first run and {after:.0%} "
-        "beside the second: the change may be theirs."
+        "beside the second: the change may be theirs, or a part of it."
     )
 
     before: float

@@ -291,11 +291,12 @@ def sampler_share(samples: Sequence[HostSamples]) -> float | None:
     of_hosts: dict[str, list[tuple[int, int, int]]] = {}  # begin, end, processor time
     for sampler in samples:
         for _, _, last in sampler.ends_of(Kind.OWN_COST):
-            times = (sampler.header["monotonic_ns"], last["time_ns"], last["processor_ns"])
-            of_hosts.setdefault(sampler.host, []).append((int(times[0]), *map(int, times[1:])))
+            began_ns = int(sampler.header["monotonic_ns"])
+            times_ns = began_ns, int(last["time_ns"]), int(last["processor_ns"])
+            of_hosts.setdefault(sampler.host, []).append(times_ns)
     shares = []
-    for times_ns in of_hosts.values():
-        begin_ns, end_ns, used_ns = zip(*times_ns, strict=True)
+    for of_host in of_hosts.values():
+        begin_ns, end_ns, used_ns = zip(*of_host, strict=True)
         if max(end_ns) > min(begin_ns):
             shares.append(sum(used_ns) / (max(end_ns) - min(begin_ns)))
     return max(shares, default=None)
