@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,17 @@ MEASURED: dict[str, Any] = {"transport": "measured"}
 Part = tuple[Any, ...]
 
 
+def by_turns(
+    passed: Callable[[bool, int], Iterator[Part]], batches: int, warm: int
+) -> Iterator[Part]:
+    """Yield so many forward passes, then a forward and a backward pass by turns (1F1B)."""
+    for turn in range(batches + warm):
+        if turn < batches:
+            yield from passed(False, turn)
+        if turn >= warm:
+            yield from passed(True, turn - warm)
+
+
 def stage(rank: int, stages: int, batches: int, replicas: int, slower: float) -> Iterator[Part]:
     """Yield a step of a rank, one forward and one backward pass by turns (1F1B)."""
     place, before, after = rank // replicas, rank - replicas, rank + replicas
@@ -44,11 +55,7 @@ def stage(rank: int, stages: int, batches: int, replicas: int, slower: float) ->
             yield "send", "send", (is_backward, batch, "on"), (rank, target), ACTIVATIONS
 
     warm = min(stages - place - 1, batches)
-    for batch in range(batches + warm):
-        if batch < batches:
-            yield from passed(False, batch)
-        if batch >= warm:
-            yield from passed(True, batch - warm)
+    yield from by_turns(passed, batches, warm)
     if replicas > 1:
         ranks = tuple(range(place * replicas, (place + 1) * replicas))
         yield "send", "allreduce", "gradients", ranks, GRADIENTS
@@ -98,11 +105,7 @@ def in_chunks(rank: int, *, later_us: float = 0.0) -> Iterator[Part]:
         if not ends[1]:
             yield "send", "send", (*own, "on"), (rank, target), ACTIVATIONS
 
-    for turn in range(total + warm):
-        if turn < total:
-            yield from passed(False, turn)
-        if turn >= warm:
-            yield from passed(True, turn - warm)
+    yield from by_turns(passed, total, warm)
     yield "work", False, 100
     yield "send", "allreduce", "norm", tuple(range(stages)), 4
     yield "wait", "norm"

@@ -15,8 +15,8 @@ from fullwire.findings.kinds_of_steps import too_few_of_a_kind
 from fullwire.findings.sureness import (
     PassesMayNotShareASum,
     StepCountsAsPass,
-    StepsAreTooFew,
     about_contention,
+    about_evidence,
     about_links,
     about_others,
     about_rounds,
@@ -28,7 +28,7 @@ from fullwire.run.usual import local_steps_of
 from fullwire.simulation.buckets import EachGradient
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.simulation.grid import Grid, Predictions, Subject, tried
-from fullwire.simulation.interval import ENOUGH_STEPS, Further, ends_of_nics, rests_on_least
+from fullwire.simulation.interval import Further, ends_of_nics, rests_on_least
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.passes import passes_add_up, passes_of_step
@@ -499,7 +499,7 @@ def prediction_notes(
                 yield memory_finding(load)
     measured = [each for each in grid.transports if isinstance(each, MeasuredTransport)]
     for (name, run), subject in zip(named, subjects, strict=True):
-        yield from about_links(name, run, subject.placement, grid.workers, per_host)
+        yield from about_links(name, run, subject, grid, per_host)
         yield from _of_run(name, run, subject, grid, is_measured=bool(measured))
         is_other = any(not isinstance(policy, EachGradient) for policy in grid.buckets)
         if grid.are_buckets_asked and is_other and not subject.has_parameters:
@@ -557,11 +557,7 @@ def _of_run(
         yield WholeStepsAreReplayed(run=name, replayed_s=replayed_ns * 1e-9, usual_s=usual_s)
     yield from too_few_of_a_kind(kinds_of(run).unlike, name)
     is_modelled = run.provenance.basis == "modelled"  # with one pass in a step, which is its own
-    are_all_measured = all(isinstance(each, MeasuredTransport) for each in grid.transports)
-    if (steps := subject.step.count) < ENOUGH_STEPS and not (is_modelled or are_all_measured):
-        yield StepsAreTooFew(
-            run=name, steps=steps, needed=ENOUGH_STEPS, are_others_sure=is_measured
-        )
+    yield from about_evidence(name, run, subject, grid, is_measured=is_measured)
     if not is_modelled and (passes := passes_of_step(run) or 1) > 1:
         add_up = passes_add_up(run)
         yield StepCountsAsPass(run=name, passes=passes, add_up=add_up)

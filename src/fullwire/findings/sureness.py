@@ -9,7 +9,7 @@ import numpy as np
 from fullwire.findings.case import Case, lacks_ranks
 from fullwire.findings.finding import Finding
 from fullwire.run.placement import (
-    Placement,
+    hosts_of,
     most_on_one_host,
     shares_one_host,
     sums_on_processors,
@@ -18,6 +18,11 @@ from fullwire.run.processors import share_of_others
 from fullwire.run.run import Run
 from fullwire.run.split_layers import are_between_stages
 from fullwire.simulation.calibrate import MUCH_BESIDE
+from fullwire.simulation.grid import Grid, Subject
+from fullwire.simulation.groups import Others, ranks_among
+from fullwire.simulation.interval import ENOUGH_STEPS
+from fullwire.simulation.sweep import BESIDE_BUCKETS
+from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.contention import LEAST_COMPARED, compared_kernels
 from fullwire.timeline.late import late_for_most, names_others_later
@@ -228,6 +233,20 @@ class RanksShareLinks(Finding):
     keeping: int | None
 
 
+class GroupsUseTheLinks(Finding):
+    """Groups of some ranks may be inside nodes, and no description tells of links there."""
+
+    is_assumption = True
+    template = (
+        "{run}: groups of {sizes:list} ranks are taken to use the links asked for. Inside a node "
+        "they would use faster ones{can_be_described:?: describe these with --cluster}."
+    )
+
+    run: str
+    sizes: tuple[int, ...]
+    can_be_described: bool  # a cluster has no groups of one in so many ranks
+
+
 class ContentionIsKept(Finding):
     """Predictions keep the recorded contention for processors."""
 
@@ -284,12 +303,17 @@ def about_contention(name: str, *, is_carried: bool, is_on_devices: bool) -> Fin
 
 
 def about_links(
-    name: str, run: Run, where: Placement, workers: Sequence[int], per_host: Sequence[int]
+    name: str, run: Run, subject: Subject, grid: Grid, per_host: Sequence[int]
 ) -> Iterator[Finding]:
     """Say how ranks of a host are predicted, where all ranks or so few workers are on one.
 
     `per_host` are the ranks of a host that the user gave.
     """
+    where, workers = subject.placement, grid.workers
+    sizes = _groups_on_the_line(run, subject.step.others)
+    if grid.cluster is None and sizes and not shares_one_host(run):
+        can_be_described = subject.step.shards == 1
+        yield GroupsUseTheLinks(run=name, sizes=sizes, can_be_described=can_be_described)
     if max(per_host, default=1) > 1:
         fitting = max((count for count in workers if 1 < count <= max(per_host)), default=None)
         keeping, fitting = (fitting, None) if where.has_links else (None, fitting)
@@ -300,6 +324,20 @@ def about_links(
         yield LinkForEachRank(run=name)
     elif fitting_one and sums_on_processors(run):
         yield LinkForEachRank(run=name, few=f"up to {max(fitting_one)} workers")
+
+
+def _groups_on_the_line(run: Run, others: Others) -> tuple[int, ...]:
+    """Return the sizes of groups of some ranks that may be inside a host or node."""
+    ranks = run.facts.workers or 1
+    in_host = others.in_host or (False,) * len(others.op)
+    sizes = {
+        ranks_among(members, ranks)
+        for op, members, is_inside in zip(others.op, others.members, in_host, strict=True)
+        if members and op not in ("send", "recv") and not is_inside
+    }
+    # On processors a run that names all hosts tells which groups are inside one.
+    is_told = sums_on_processors(run) and hosts_of(run) is not None
+    return () if is_told else tuple(sorted(size for size in sizes if 1 < size < ranks))
 
 
 _ALL = 0.995  # of the time beside communication, as it is printed
@@ -387,14 +425,50 @@ class StepsAreTooFew(Finding):
     is_assumption = True  # that the next steps are like these
     template = (
         "{run}: predictions{are_others_sure:? of a transport that it does not show} have no "
-        "interval. {steps:,} whole {steps:step does|steps do} not show how much steps scatter. "
-        "{needed} do."
+        "interval. {is_predicted:A predicted step does not show how much steps scatter|{steps:,} "
+        "whole {steps:step does|steps do} not show how much steps scatter. {needed} do}."
     )
 
     run: str
     steps: int
     needed: int
     are_others_sure: bool  # those of a measured transport have one
+    is_predicted: bool
+
+
+class OthersAreKept(Finding):
+    """A written step has the time of collectives beside its buckets, and not these themselves."""
+
+    is_assumption = True
+    template = (
+        "{run}: this written step does not hold the collectives beside those of gradients. "
+        "Predictions keep their {kept_s:time} on every link and with any transport: ask about the "
+        "recording."
+    )
+
+    run: str
+    kept_s: float
+
+
+def about_evidence(
+    name: str, run: Run, subject: Subject, grid: Grid, *, is_measured: bool
+) -> Iterator[Finding]:
+    """Say where a run shows too little: of how much steps scatter, or of its collectives."""
+    is_modelled = run.provenance.basis == "modelled"
+    are_all_measured = all(isinstance(each, MeasuredTransport) for each in grid.transports)
+    if (steps := subject.step.count) < ENOUGH_STEPS and not (is_modelled or are_all_measured):
+        yield StepsAreTooFew(
+            run=name,
+            steps=steps,
+            needed=ENOUGH_STEPS,
+            are_others_sure=is_measured,
+            is_predicted=run.provenance.origin == "simulated",
+        )
+    spans = run.spans
+    kept = spans.rows((spans.lane == "communication") & (spans.name == BESIDE_BUCKETS))
+    kept_s = float((kept.end_ns - kept.start_ns).sum()) * 1e-9
+    if run.provenance.origin == "simulated" and kept_s > 0:
+        yield OthersAreKept(run=name, kept_s=kept_s)
 
 
 class StepCountsAsPass(Finding):
