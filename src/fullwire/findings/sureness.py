@@ -19,7 +19,7 @@ from fullwire.run.run import Run
 from fullwire.run.split_layers import are_between_stages
 from fullwire.simulation.calibrate import MUCH_BESIDE
 from fullwire.simulation.grid import Grid, Subject
-from fullwire.simulation.groups import Others, ranks_among
+from fullwire.simulation.groups import ranks_among
 from fullwire.simulation.interval import ENOUGH_STEPS
 from fullwire.simulation.sweep import BESIDE_BUCKETS
 from fullwire.simulation.transport import MeasuredTransport
@@ -159,9 +159,13 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
     doubts += beside
     if near:
         doubts.append(RepeatMayDiffer(kinds=tuple(kind.replace("_", " ") for kind in near)))
-    of_stages = _waited_for_as_stages(case.run) if kind == "straggler" else 0.0
-    if of_stages > 1 / 2:
-        doubts.append(RanksMayBeStages(share=of_stages))
+    if kind == "straggler":
+        are_calls = case.run.provenance.origin == "measured"
+        handed_on = are_between_stages(case.run.collectives, are_calls=are_calls)
+        caused_ns = transfers_of(case.run, {}).caused_ns if handed_on.any() else np.zeros(1)
+        of_stages = float(caused_ns[handed_on].sum() / caused_ns.sum()) if caused_ns.any() else 0.0
+        if of_stages > 1 / 2:
+            doubts.append(RanksMayBeStages(share=of_stages))
     late, there = late_for_most(account) if kind == "straggler" else (None, account)
     is_close = late is not None and bool(beside) and late.share < _SURELY_LATE
     if late is not None and (is_close or names_others_later(there)):
@@ -173,16 +177,6 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
         after=after.replace("_", " ") if round(share, 2) else None,
         share=share,
     )
-
-
-def _waited_for_as_stages(run: Run) -> float:
-    """Return the share of all waiting that is in transfers as those between stages."""
-    are_calls = run.provenance.origin == "measured"
-    is_handed_on = are_between_stages(run.collectives, are_calls=are_calls)
-    if not is_handed_on.any():
-        return 0.0
-    caused_ns = transfers_of(run, {}).caused_ns
-    return float(caused_ns[is_handed_on].sum() / max(caused_ns.sum(), 1.0))
 
 
 class OtherWork(Finding):
@@ -309,11 +303,23 @@ def about_links(
 
     `per_host` are the ranks of a host that the user gave.
     """
-    where, workers = subject.placement, grid.workers
-    sizes = _groups_on_the_line(run, subject.step.others)
-    if grid.cluster is None and sizes and not shares_one_host(run):
-        can_be_described = subject.step.shards == 1
-        yield GroupsUseTheLinks(run=name, sizes=sizes, can_be_described=can_be_described)
+    where, workers, others = subject.placement, grid.workers, subject.step.others
+    recorded = run.facts.workers or 1
+    in_host = others.in_host or (False,) * len(others.op)
+    sizes = {
+        size
+        for op, members, is_inside in zip(others.op, others.members, in_host, strict=True)
+        if op not in ("send", "recv") and not is_inside
+        if members and 1 < (size := ranks_among(members, recorded)) < recorded
+    }
+    # On processors a run that names all hosts tells which groups are inside one.
+    is_told = sums_on_processors(run) and hosts_of(run) is not None
+    if grid.cluster is None and sizes and not (is_told or shares_one_host(run)):
+        yield GroupsUseTheLinks(
+            run=name,
+            sizes=tuple(sorted(sizes)),
+            can_be_described=subject.step.shards == 1,
+        )
     if max(per_host, default=1) > 1:
         fitting = max((count for count in workers if 1 < count <= max(per_host)), default=None)
         keeping, fitting = (fitting, None) if where.has_links else (None, fitting)
@@ -324,20 +330,6 @@ def about_links(
         yield LinkForEachRank(run=name)
     elif fitting_one and sums_on_processors(run):
         yield LinkForEachRank(run=name, few=f"up to {max(fitting_one)} workers")
-
-
-def _groups_on_the_line(run: Run, others: Others) -> tuple[int, ...]:
-    """Return the sizes of groups of some ranks that may be inside a host or node."""
-    ranks = run.facts.workers or 1
-    in_host = others.in_host or (False,) * len(others.op)
-    sizes = {
-        ranks_among(members, ranks)
-        for op, members, is_inside in zip(others.op, others.members, in_host, strict=True)
-        if members and op not in ("send", "recv") and not is_inside
-    }
-    # On processors a run that names all hosts tells which groups are inside one.
-    is_told = sums_on_processors(run) and hosts_of(run) is not None
-    return () if is_told else tuple(sorted(size for size in sizes if 1 < size < ranks))
 
 
 _ALL = 0.995  # of the time beside communication, as it is printed

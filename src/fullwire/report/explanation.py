@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from fullwire.answers.until import Until
     from fullwire.answers.verification import Verification
     from fullwire.answers.watched import Watched
-    from fullwire.run.facts import Facts
 
 _ALIKE = 0.02  # of the step: ranks whose parts differ by less are not shown one by one
 _MOST_RANKS = 32
@@ -225,8 +224,16 @@ def next_commands(result: Explanation, name: str, *, is_full: bool) -> list[str]
         return [f"fullwire explain {run} {options[0]}"]
     is_to_be_made = any(fix.place == "script" for fix in result.fixes)
     is_of_a_job = result.provenance.origin == result.provenance.basis == "measured"
-    cluster = _options_of_lab(facts)
-    is_known = is_of_a_job and "***" not in source and cluster is not None
+    is_known = is_of_a_job and "***" not in source
+    hosts, cluster = (facts.hosts or "").split(","), ""
+    rates = [("", facts.line_rate_bps or 0.0)]
+    rates += [(f"{host:.0f}:", rate_bps) for host, rate_bps in facts.other_line_rates_bps or ()]
+    if facts.machines == 1 and len(set(hosts)) > 1 and facts.line_rate_bps:  # a lab's
+        links = [f"--rate {host}{show_rate(bps).replace(' ', '')}" for host, bps in rates]
+        if facts.latency_s:
+            links.append(f"--latency {show_time(facts.latency_s).replace(' ', '')}")
+        cluster = f" --workers {len(hosts)} {' '.join(links)}"
+        is_known &= facts.cluster is None  # the name of a described cluster's file is not kept
     if is_to_be_made and not is_full:
         most_s = (result.fixes_from_s or 0.0) / _MUCH_GAINED
         to_try = [
@@ -250,24 +257,6 @@ def next_commands(result: Explanation, name: str, *, is_full: bool) -> list[str]
     if is_full or not result.step_s:
         return [f"fullwire show {run}"]
     return [f"fullwire explain {run} -v"]
-
-
-def _options_of_lab(facts: Facts) -> str | None:
-    """Return the options that make a run's lab again; none for other jobs, None if unknown.
-
-    A run keeps a described cluster, and not the name of its file.
-    """
-    hosts = (facts.hosts or "").split(",")
-    if facts.machines != 1 or len(set(hosts)) < 2 or not facts.line_rate_bps:
-        return ""
-    if facts.cluster is not None:
-        return None
-    rates = [("", facts.line_rate_bps)]
-    rates += [(f"{host:.0f}:", rate_bps) for host, rate_bps in facts.other_line_rates_bps or ()]
-    options = [f"--rate {host}{show_rate(bps).replace(' ', '')}" for host, bps in rates]
-    if facts.latency_s:
-        options.append(f"--latency {show_time(facts.latency_s).replace(' ', '')}")
-    return f" --workers {len(hosts)} {' '.join(options)}"
 
 
 def part_labels() -> dict[str, str]:
