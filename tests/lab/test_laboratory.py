@@ -117,6 +117,7 @@ def test_the_job_gets_the_environment_that_it_would_have_without_us(tmp_path: Pa
         "PET_MASTER_ADDR",
         "PET_MASTER_PORT",
         "PET_RDZV_ENDPOINT",
+        "OMP_NUM_THREADS",
         "PYTHONPATH",
         "FULLWIRE_PROBE",
         "FULLWIRE_NOISE",

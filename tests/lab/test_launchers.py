@@ -12,7 +12,7 @@ import pytest
 from fullwire.fixes._recipe import Recipe, as_toml, parse_fix
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
-from fullwire.lab.session import run_job, words_of
+from fullwire.lab.session import run_job, summary, words_of
 from tests.lab.test_lab import needs_namespaces
 from tests.torch.test_record import JOBS, UNCOMPILED, needs_torch
 
@@ -68,6 +68,24 @@ def test_each_rank_has_what_frameworks_and_launchers_read(
     assert lines == [
         str({name: value.format(rank=rank) for name, value in VARIABLES.items()}) for rank in (0, 1)
     ]
+
+
+@pytest.mark.parametrize("given", [None, "3"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_each_rank_has_one_thread_unless_the_user_set_another_number(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    workers: int,
+    given: str | None,
+) -> None:
+    """Formerly each rank had a thread on every processor, and slowed the ranks of other hosts."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    with Lab(describe(workers=workers, rate=["1Gbps"])) as lab:
+        assert ("Each rank has OMP_NUM_THREADS=1" in summary(lab)) == (given is None)
+        assert run_job(lab, ["sh", "-c", "echo $OMP_NUM_THREADS"]) == 0
+    assert capfd.readouterr().out.split() == [given or "1"] * workers
 
 
 @needs_torch
@@ -194,6 +212,47 @@ def test_accelerate_that_sets_the_address_of_rank_0_is_warned_of(tmp_path: Path,
         "option of accelerate out, or add --main_process_ip 10.77.0.1"
     )
     assert "sent nothing to another host" in after
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "warned"),
+    [
+        (
+            "num_processes: 2\n",
+            "",
+            "(--num_processes 2 from {file}): add --num_processes 1, or --m",
+        ),
+        ('{"num_processes": 2}', "", "(--num_processes 2 from {file})"),
+        ("distributed_type: MULTI_GPU\n", "", "each host runs a job of its own"),
+        ("distributed_type: 'NO'\nnum_processes: 1\n", "", None),
+        ("num_processes: 2\n", "--num_processes 1 ", None),
+        ("num_processes: 2\nmain_process_ip: 10.77.0.1\n", "", None),
+        ("num_processes: 2\n", "--cpu ", None),
+    ],
+)
+def test_the_configuration_file_of_accelerate_tells_its_options(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: str,
+    options: str,
+    warned: str | None,
+) -> None:
+    """Formerly a job with such a file waited for ever, and the lab said nothing."""
+    file = tmp_path / "home" / "accelerate" / "default_config.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(config)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    (tmp_path / "accelerate").write_text("#!/bin/sh\n")
+    (tmp_path / "accelerate").chmod(0o755)
+    [*before, _] = played(tmp_path / "accelerate", *f"launch {options}train.py".split())
+    assert len(before) == (warned is not None)
+    assert all(str(warned).format(file=file) in each for each in before)
+    if options != "--cpu " and warned:  # a file of another name tells the same
+        named = file.rename(tmp_path / "my.yaml")
+        [first, _] = played(
+            tmp_path / "accelerate", "launch", "--config_file", str(named), "train.py"
+        )
+        assert warned.format(file=named) in first
 
 
 @needs_torch

@@ -12,7 +12,9 @@ import subprocess
 import sys
 import time
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from hypothesis import strategies as st
 from fullwire.recorder.inside.journal import BLOCK, HEADER_BYTES, TAG
 from fullwire.recorder.record import join
 from fullwire.recorder.sampler import SUFFIX, network_key
-from fullwire.recorder.samples import SAMPLES, HostSamples, Kind, read_samples
+from fullwire.recorder.samples import SAMPLES, HostSamples, Kind, read_samples, sampler_share
 from fullwire.run.run import Run, Sockets
 from fullwire.run.store import read_run
 from tests.lab.test_lab import CONNECTED, eventually, finished, lab_run, needs_namespaces
@@ -459,3 +461,30 @@ def test_a_host_with_still_links_wakes_its_sampler_less_often(tmp_path: Path) ->
 
 def wake_ups(status: Path) -> int:
     return int(status.read_text().partition("voluntary_ctxt_switches:")[2].split()[0])
+
+
+@dataclass(frozen=True)
+class OneSampler:
+    """A sampler of a host: when it began, when it wrote last, and its processor time."""
+
+    host: str
+    began_ms: int
+    last_ms: int
+    used_ms: int
+
+    @property
+    def header(self) -> dict[str, int]:
+        return {"monotonic_ns": self.began_ms * 1_000_000}
+
+    def ends_of(self, kind: Kind) -> list[tuple[int, dict[str, int], dict[str, int]]]:
+        assert kind == Kind.OWN_COST
+        last = {"time_ns": self.last_ms * 1_000_000, "processor_ns": self.used_ms * 1_000_000}
+        return [(0, last, last)]
+
+
+def test_a_sampler_that_takes_over_at_the_end_does_not_count_as_a_host_of_its_own() -> None:
+    """Formerly 20 % of a processor: it waited for its turn all the time, and then ran 100 ms."""
+    both = [OneSampler("a", 0, 10_000, 30), OneSampler("a", 10_000, 10_100, 20)]
+    samplers = [*both, OneSampler("b", 0, 10_000, 10)]
+    assert sampler_share(cast("Any", samplers)) == pytest.approx(50 / 10_100)
+    assert sampler_share([]) is None

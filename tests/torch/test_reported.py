@@ -149,17 +149,21 @@ def test_noise_that_cannot_be_seen_is_a_gap(tmp_path: Path) -> None:
     assert any("gradient noise was not seen" in each for each in run.missing)
 
 
+OPENS_A_JOURNAL = """
+import sys, torch
+from fullwire.recorder.inside.journal import Journal, Note
+from fullwire.recorder.inside.noise import EVERY, GradientNoise
+journal = Journal(sys.argv[1])
+noise = GradientNoise(journal)
+"""
+
+
 @pytest.mark.parametrize("hooked", [True, False])
 def test_gradients_whose_noise_cannot_be_read_leave_the_job_alone(
     tmp_path: Path, hooked: bool
 ) -> None:
     """Norms of sparse gradients are not in torch; the own ones are read first, then the mean's."""
-    job = (
-        "import sys, torch\n"
-        "from fullwire.recorder.inside.journal import Journal, Note\n"
-        "from fullwire.recorder.inside.noise import EVERY, GradientNoise\n"
-        "journal = Journal(sys.argv[1])\n"
-        "noise = GradientNoise(journal)\n"
+    job = OPENS_A_JOURNAL + (
         "layer = torch.nn.Embedding(4, 3, sparse=True)\n"
         "noise.watch(layer.parameters())\n"
         "if sys.argv[2] == 'False': noise._read_own = lambda parameter: None\n"
@@ -180,12 +184,7 @@ def test_gradients_whose_noise_cannot_be_read_leave_the_job_alone(
 
 
 def test_gradients_in_double_precision_have_noise(tmp_path: Path) -> None:
-    job = (
-        "import sys, torch\n"
-        "from fullwire.recorder.inside.journal import Journal\n"
-        "from fullwire.recorder.inside.noise import EVERY, GradientNoise\n"
-        "journal = Journal(sys.argv[1])\n"
-        "noise = GradientNoise(journal)\n"
+    job = OPENS_A_JOURNAL + (
         "weight = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))\n"
         "noise.watch([weight])\n"
         "optimizer = torch.optim.SGD([weight], 0.1)\n"
@@ -249,12 +248,7 @@ def test_an_elastic_job_tells_its_batch_and_how_rarely_it_adds_up(tmp_path: Path
 @pytest.mark.parametrize("scaler", ["disabled", "sharded", "later"])
 def test_the_scale_of_any_gradient_scaler_is_divided_out(tmp_path: Path, scaler: str) -> None:
     """A disabled scaler has no scale. Some classes have a `scale` of their own."""
-    job = (
-        "import sys, torch\n"
-        "from fullwire.recorder.inside.journal import Journal\n"
-        "from fullwire.recorder.inside.noise import EVERY, GradientNoise\n"
-        "journal = Journal(sys.argv[1])\n"
-        "noise = GradientNoise(journal)\n"
+    job = OPENS_A_JOURNAL + (
         "kind = torch.amp.GradScaler\n"
         "if sys.argv[2] == 'sharded':\n"
         "    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler as kind\n"

@@ -226,6 +226,24 @@ def test_a_script_that_is_not_elastic_starts_again(tmp_path: Path, option: str, 
     assert sorted(job.stdout.splitlines()) == [f"rank {rank} of {size}" for rank in range(size)]
 
 
+@pytest.mark.parametrize(
+    ("workers", "given", "threads"),
+    [(2, {}, "1"), (2, {"OMP_NUM_THREADS": "3"}, "3"), (1, {}, "-")],
+)
+def test_workers_of_one_host_have_a_thread_each_unless_the_user_set_another_number(
+    workers: int, given: dict[str, str], threads: str
+) -> None:
+    without = {name: text for name, text in os.environ.items() if name != "OMP_NUM_THREADS"}
+    job = subprocess.run(
+        [*RUN, str(workers), "--", "sh", "-c", "echo ${OMP_NUM_THREADS:--}"],
+        env=without | given,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert job.stdout.split() == [threads] * workers
+
+
 def test_a_worker_is_killed_while_the_ranks_form_an_epoch(tmp_path: Path) -> None:
     running = subprocess.Popen(
         command(tmp_path, "change", "--min", "1", epochs=60),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -992,11 +993,18 @@ def test_gradients_that_are_summed_by_hand_are_sent_once() -> None:
 def test_the_answer_names_buckets_of_a_script_that_sums_itself_only_where_asked_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It is predicted as recorded, and the heading said "buckets ddp"."""
+    """It is predicted as recorded, and the heading said "buckets ddp". So did JSON and CSV."""
     job = a_trained_job(a_transport(), rate_bps=4 * GBPS, by_hand=True, facts=used(0.04))
-    for buckets in (None, "ddp"):
-        print_whatif(fw.whatif(job, bandwidth="500Mbps", transport="measured", buckets=buckets))
+    for buckets, told in ((None, "recorded"), ("ddp", "ddp")):
+        table = fw.whatif(job, bandwidth="500Mbps", transport="measured", buckets=buckets)
+        print_whatif(table)
         assert ("buckets ddp" in capsys.readouterr().out) is (buckets is not None)
+        assert [row["buckets"] for row in table.rows()] == [told] == table["buckets"].tolist()
+    jobs = [job, fw.read("vgg16@v100")]
+    both = fw.whatif(jobs, workers=2, bandwidth="500Mbps", transport="full")
+    assert both["buckets"].tolist() == ["recorded", "ddp"]
+    print_whatif(both)
+    assert re.search(r"^run +buckets ", capsys.readouterr().out, re.MULTILINE)
 
 
 def with_halves(job: Run) -> Run:

@@ -352,6 +352,19 @@ def busy_hosts(run: Run) -> Hosts:
     )
 
 
+def test_a_comparison_names_the_processors_that_other_programs_used() -> None:
+    """Formerly the second job was slower, more than noise, and nothing named them."""
+    told: dict[str, Any] = {"machines": 1, "processors": 3, "processor_s": by_rank(0.030)}
+    quiet = probed(a_trained_job(), 80.0, **told)
+    beside = dataclasses.replace(quiet, hosts=busy_hosts(quiet))
+    of_others = f"{share_of_others(beside):.0%}"
+    assert fw.compare(quiet, beside).warnings[0] == (
+        f"Other programs used 0% of the processors beside the first run and {of_others} beside the "
+        "second: the change may be theirs, or a part of it."
+    )
+    assert not any("programs" in note for note in fw.compare(quiet, quiet).warnings)
+
+
 @pytest.mark.parametrize("delay_s", [0.0, 0.030])
 def test_other_programs_share_the_wait_of_probe_steps_and_make_the_interval_longer(
     delay_s: float,

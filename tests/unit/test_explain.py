@@ -16,7 +16,7 @@ import pytest
 import fullwire as fw
 from fullwire.errors import FullwireError, UsageError
 from fullwire.findings.evidence.samples import carried_evidence
-from fullwire.report.explanation import print_explanation
+from fullwire.report.explanation import next_commands, print_explanation
 from fullwire.run.facts import Facts, FactValue
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Carried, Collectives, Hosts, Links, Run, Sockets, Spans
@@ -895,3 +895,41 @@ def test_one_rank_of_several_does_not_say_that_the_job_scales_as_surely_as_all()
     assert (
         "Less sure: 1 of 2 ranks cannot show the lateness and the contention of the others"
     ) in sentence(one.verdict.sureness)
+
+
+TWO_OF_EACH = """
+name = "ours"
+nodes = 3
+devices_per_node = 2
+inside = { kind = "switch", rate = "50Gbps" }
+nics = { rate = "1Gbps" }
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "made_by", "can_tune"),
+    [
+        ({}, "--workers 3 --rate 1Gbps", True),
+        ({"latency_s": 1e-3}, "--workers 3 --rate 1Gbps --latency 1ms", False),
+        (
+            {"other_line_rates_bps": ((2.0, 3e8),)},
+            "--workers 3 --rate 1Gbps --rate 2:300Mbps",
+            False,
+        ),
+        ({"cluster": TWO_OF_EACH}, None, False),
+    ],
+)
+def test_the_next_command_makes_the_lab_of_the_run_again(
+    more: dict[str, Any], made_by: str | None, can_tune: bool
+) -> None:
+    """Formerly a lab of other links, or of one rank on a host, so of another job."""
+    run = a_trained_job(buckets=8)
+    told = Facts(hosts="host0,host1,host2", machines=1, **more)
+    found = fw.explain(dataclasses.replace(run, facts=run.facts | told))
+    [first, *_] = next_commands(found, "job.run", is_full=True)
+    assert first.startswith(f"fullwire lab run {made_by} -o") == (made_by is not None)
+    codec = next(fix for fix in found.fixes if fix.kind == "compression")
+    worth_it = dataclasses.replace(codec.forecast, step_s=0.001)
+    found = dataclasses.replace(found, fixes=(dataclasses.replace(codec, forecast=worth_it),))
+    [first] = next_commands(found, "job.run", is_full=False)
+    assert first.startswith("fullwire tune --allow numeric --lab --workers 3") is can_tune

@@ -262,3 +262,25 @@ def test_shards_that_the_passes_wait_for_are_played_as_transfers() -> None:
     assert account["compute"] == pytest.approx(0.060)
     assert account["line_rate"] == pytest.approx(0.020)
     assert account["straggler"] == 0
+
+
+def test_a_written_step_says_that_collectives_beside_buckets_stay_as_they_are() -> None:
+    """As the broadcasts of ZeRO-1: asked about faster links, it was silently 1.7 times too slow."""
+    job = a_trained_job()
+    sums = job.collectives
+    last = sums.rows(np.isin(sums.sequence % 4, [3]))
+    shared = dataclasses.replace(
+        last,
+        sequence=last.sequence + 1_000,
+        op=np.full(len(last), "broadcast", object),
+        issue_ns=last.end_ns + 1_000_000,
+        start_ns=last.end_ns + 1_000_000,
+        end_ns=last.end_ns + 10_000_000,
+    )
+    job = dataclasses.replace(job, collectives=Collectives.joined([sums, shared]))
+    told = "does not hold the collectives beside those of gradients. Predictions keep their "
+    for run, is_told in ((a_trained_job(), False), (job, True)):
+        played = fw.replay(run, bandwidth="1Gbps", transport="full")
+        notes = fw.whatif(played, bandwidth="10Gbps").warnings
+        assert any(told in note for note in notes) is is_told
+        assert any("A predicted step does not show how much steps scatter." in n for n in notes)

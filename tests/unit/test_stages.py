@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fullwire as fw
@@ -16,6 +17,7 @@ from fullwire.importers import read
 from fullwire.run.run import Run
 from fullwire.simulation.beside_layers import Stages
 from fullwire.simulation.typical import typical_step
+from fullwire.words import sentence
 from tests.unit.test_kineto import GEMM, Job, reduced
 from tests.unit.test_traced_gradients import BACKWARD, KERNELS
 
@@ -24,6 +26,17 @@ MEASURED: dict[str, Any] = {"transport": "measured"}
 # A kernel with its pass and length, a collective or a transfer with its name, its ranks and its
 # size, or the wait for it.
 Part = tuple[Any, ...]
+
+
+def by_turns(
+    passed: Callable[[bool, int], Iterator[Part]], batches: int, warm: int
+) -> Iterator[Part]:
+    """Yield so many forward passes, then a forward and a backward pass by turns (1F1B)."""
+    for turn in range(batches + warm):
+        if turn < batches:
+            yield from passed(False, turn)
+        if turn >= warm:
+            yield from passed(True, turn - warm)
 
 
 def stage(rank: int, stages: int, batches: int, replicas: int, slower: float) -> Iterator[Part]:
@@ -42,11 +55,7 @@ def stage(rank: int, stages: int, batches: int, replicas: int, slower: float) ->
             yield "send", "send", (is_backward, batch, "on"), (rank, target), ACTIVATIONS
 
     warm = min(stages - place - 1, batches)
-    for batch in range(batches + warm):
-        if batch < batches:
-            yield from passed(False, batch)
-        if batch >= warm:
-            yield from passed(True, batch - warm)
+    yield from by_turns(passed, batches, warm)
     if replicas > 1:
         ranks = tuple(range(place * replicas, (place + 1) * replicas))
         yield "send", "allreduce", "gradients", ranks, GRADIENTS
@@ -96,11 +105,7 @@ def in_chunks(rank: int, *, later_us: float = 0.0) -> Iterator[Part]:
         if not ends[1]:
             yield "send", "send", (*own, "on"), (rank, target), ACTIVATIONS
 
-    for turn in range(total + warm):
-        if turn < total:
-            yield from passed(False, turn)
-        if turn >= warm:
-            yield from passed(True, turn - warm)
+    yield from by_turns(passed, total, warm)
     yield "work", False, 100
     yield "send", "allreduce", "norm", tuple(range(stages)), 4
     yield "wait", "norm"
@@ -535,6 +540,28 @@ def test_stages_that_wait_for_each_other_are_a_bubble_and_no_late_ranks(
     assert found.account["bubble"] > 0.3 * found.step_s
     assert sum(found.account.values()) == pytest.approx(found.step_s)
     assert "straggler" not in {fix.kind for fix in found.fixes}
+
+
+def test_ranks_of_a_recording_that_wait_as_stages_do_may_be_late_by_schedule(
+    tmp_path: Path,
+) -> None:
+    """A script writes its pipeline itself, and nothing tells so: a rank was surely late."""
+    run = Played(100, stages=4, batches=4).traced(tmp_path)
+    written = dataclasses.replace(
+        run, provenance=dataclasses.replace(run.provenance, origin="measured")
+    )
+
+    def doubts(job: Run) -> str:
+        found = fw.explain(job, bandwidth="100Gbps").verdict
+        assert found.kind == "straggler"
+        return "" if found.sureness is None else sentence(found.sureness)
+
+    told = "in sends and receives between ranks: if they are stages of a pipeline, its schedule"
+    assert told in doubts(written)
+    sums = written.collectives.op.astype(str)
+    sums[np.isin(sums, ("send", "recv"))] = "broadcast"
+    others = dataclasses.replace(written.collectives, op=sums.astype(object))
+    assert told not in doubts(dataclasses.replace(written, collectives=others))
 
 
 WRITTEN: dict[str, Any] = {

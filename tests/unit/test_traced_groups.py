@@ -16,11 +16,13 @@ from fullwire.importers import read
 from fullwire.run.facts import Facts
 from fullwire.run.process_groups import listed_name, told_ranks
 from fullwire.simulation.groups import members_of
+from tests.jobs_by_hand import a_trained_job
 from tests.unit.test_kineto import ALL_REDUCE, GEMM, Job, reduced
 from tests.unit.test_stages import (
     Played,
     all_forward_first,
     batched,
+    by_turns,
     in_batches,
     in_chunks,
     sharded_stage,
@@ -123,12 +125,7 @@ def split_stage(rank: int, replicas: int = 1) -> Iterator[Part]:
         if is_backward != (place == 0):
             yield "send", "send", (is_backward, batch, "on"), (rank, other), 2 * SIZE
 
-    warm = 1 - place
-    for turn in range(batches + warm):
-        if turn < batches:
-            yield from passed(False, turn)
-        if turn >= warm:
-            yield from passed(True, turn - warm)
+    yield from by_turns(passed, batches, 1 - place)
     if replicas > 1:
         yield "wait", ("gradients", 1)
     yield "work", False, 100
@@ -337,6 +334,15 @@ def test_layers_within_a_node_use_none_of_its_nics(tmp_path: Path) -> None:
     table = fw.whatif(run, line_rate="100Gbps", cluster="dgx-h100", nodes=[1, 2])
     assert table["network_utilization"][0] == 0
     assert 0 < table["network_utilization"][1] < 1
+
+
+def test_groups_of_some_ranks_are_said_to_use_the_links_asked_for(tmp_path: Path) -> None:
+    """Inside a node they would not, and the answer for slow links rested on that silently."""
+    run = traced_alone(tmp_path, set())
+    told = "groups of 2 ranks are taken to use the links asked for. Inside a node they would use"
+    assert any(told in note for note in fw.whatif(run, bandwidth="10Gbps").warnings)
+    whole = fw.whatif(a_trained_job(), bandwidth="10Gbps")
+    assert not any("links asked for" in note for note in whole.warnings)
 
 
 def test_sums_among_all_ranks_that_would_need_more_than_the_step_are_refused(

@@ -50,6 +50,24 @@ def test_a_step_ends_when_the_last_message_has_been_sent() -> None:
     assert table["network_utilization"][0] == pytest.approx(40 / 60)
 
 
+@pytest.mark.parametrize(("steps", "why"), [(1, "1 whole step does"), (2, "2 whole steps do")])
+def test_predictions_of_few_steps_say_why_they_have_no_interval(steps: int, why: str) -> None:
+    """Formerly the interval was silently absent. A measured transport has another source of it."""
+    run = a_trained_job(steps=steps)
+    table = fw.whatif(run, transport="full", bandwidth=LINE)
+    assert not table.has_intervals
+    said = [note for note in table.warnings if "no interval" in note]
+    assert said == [
+        f"a test: predictions have no interval. {why} not show how much steps scatter. 3 do."
+    ]
+    enough = fw.whatif(a_trained_job(steps=3), transport="full", bandwidth=LINE)
+    assert enough.has_intervals
+    assert not [note for note in enough.warnings if "no interval" in note]
+    both = fw.whatif(a_trained_job(steps=2), transport="measured,full", bandwidth=LINE)
+    assert both.has_intervals
+    assert "transport that it does not show have no interval" in " ".join(both.warnings)
+
+
 def test_add_times_are_paid_once_per_hop_and_compression_spares_only_the_wire() -> None:
     facts: dict[str, FactValue] = {"workers": 1, "reduce_cost": ((1.0, 0.001), (1e9, 0.001))}
     run = a_run(gradients=[(10, 20_000_000)], facts=facts)
@@ -126,7 +144,8 @@ def test_every_result_that_rests_on_a_built_in_model_says_modelled() -> None:
     replayed = fw.replay("vgg16@v100", workers=8, bandwidth=LINE)
     again = fw.whatif(replayed, workers=64, bandwidth=LINE)
     assert any("modelled, not measured" in sentence for sentence in again.warnings)
-    assert not fw.whatif(a_run(), workers=8, bandwidth=LINE).warnings
+    [said] = fw.whatif(a_run(), workers=8, bandwidth=LINE).warnings
+    assert "no interval" in said
 
 
 def test_a_partial_run_is_said_in_the_result() -> None:

@@ -68,7 +68,12 @@ from fullwire.run.gaps import reasons
 from fullwire.run.kinds import kinds_of
 from fullwire.run.run import Run
 from fullwire.run.usual import WARM_UP, marks_of_steps, middle_half, shared_steps
-from fullwire.timeline.passes import equal_work, passes_in_gradients, passes_of_step
+from fullwire.timeline.passes import (
+    equal_work,
+    passes_in_gradients,
+    passes_of_step,
+    sums_just_so_much,
+)
 from fullwire.timeline.timeline import check_collectives, check_times, steps_of
 from fullwire.timeline.transfers import world
 from fullwire.units import share, show_bytes
@@ -564,12 +569,13 @@ def refuse_other_work(before: Run, after: Run) -> None:
 def gradient_bytes(run: Run) -> int | None:
     """Return the bytes of the gradients that a rank has in a pass, if it has all of them."""
     table = run.gradients
-    may_have_a_shard = world(run) > 1 and run.facts.buckets is None
-    if not len(table) or may_have_a_shard:
+    if not len(table):
         return None
     pairs, place = np.unique(np.stack([table.rank, table.step]), axis=1, return_inverse=True)
     totals = np.bincount(place.reshape(-1), table.bytes, pairs.shape[1])
-    return int(np.median(totals)) // passes_in_gradients(run)
+    own = int(np.median(totals)) // passes_in_gradients(run)
+    is_whole = world(run) == 1 or run.facts.buckets is not None or sums_just_so_much(run, own)
+    return own if is_whole else None  # else a rank may have a shard of them
 
 
 def _differing_facts(before: Run, after: Run) -> tuple[tuple[str, str, str], ...]:

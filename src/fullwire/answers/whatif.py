@@ -471,7 +471,8 @@ def _predicted(
         from fullwire.answers.suspects import suspicions
 
         suspected = suspicions(subjects[:: len(subjects) // len(whole)], grid)
-    runnable = only_runnable(unfolded(predictions, changes))
+    own_sums = [each.sums_its_own_way and not grid.are_buckets_asked for each in whole]
+    runnable = only_runnable(replace(unfolded(predictions, changes), own_sums=tuple(own_sums)))
     notes = prediction_notes(many, recorded, grid, per_host=changes.get("ranks_per_host", ()))
     return WhatIf(
         predictions=runnable,

@@ -11,7 +11,9 @@ import numpy as np
 from fullwire.collectives.cost import Floats
 from fullwire.findings.finding import Finding
 from fullwire.run.gaps import NOT_SEEN
+from fullwire.run.processors import share_of_others
 from fullwire.run.run import Run
+from fullwire.simulation.calibrate import MUCH_BESIDE
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 from fullwire.timeline.utilization import series
 
@@ -352,6 +354,18 @@ class Side(Finding):
     recording: int | None
 
 
+class OthersUsedProcessors(Finding):
+    """Other programs used the processors of a side, so the change may be theirs."""
+
+    template = (
+        "Other programs used {before:.0%} of the processors beside the first run and {after:.0%} "
+        "beside the second: the change may be theirs, or a part of it."
+    )
+
+    before: float
+    after: float
+
+
 class OnlyStepsCompare(Finding):
     """The recorder did not see some collectives of a side."""
 
@@ -462,6 +476,9 @@ def comparison_notes(
 
     `differing` names, for each side, the facts in which its recordings differ.
     """
+    by_others = [float(np.mean([*map(share_of_others, side)])) for side in sides]
+    if max(by_others) >= MUCH_BESIDE:
+        yield OthersUsedProcessors(before=by_others[0], after=by_others[1])
     for side, facts, is_first in zip(sides, differing, (True, False), strict=True):
         for number, run in enumerate(side, 1):
             named = Side(is_first=is_first, recording=number if len(side) > 1 else None)

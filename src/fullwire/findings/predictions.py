@@ -16,6 +16,7 @@ from fullwire.findings.sureness import (
     PassesMayNotShareASum,
     StepCountsAsPass,
     about_contention,
+    about_evidence,
     about_links,
     about_others,
     about_rounds,
@@ -498,7 +499,7 @@ def prediction_notes(
                 yield memory_finding(load)
     measured = [each for each in grid.transports if isinstance(each, MeasuredTransport)]
     for (name, run), subject in zip(named, subjects, strict=True):
-        yield from about_links(name, run, subject.placement, grid.workers, per_host)
+        yield from about_links(name, run, subject, grid, per_host)
         yield from _of_run(name, run, subject, grid, is_measured=bool(measured))
         is_other = any(not isinstance(policy, EachGradient) for policy in grid.buckets)
         if grid.are_buckets_asked and is_other and not subject.has_parameters:
@@ -555,7 +556,8 @@ def _of_run(
     if replayed_ns and usual_s is not None and abs(usual_s / (replayed_ns * 1e-9) - 1) > NOTABLE:
         yield WholeStepsAreReplayed(run=name, replayed_s=replayed_ns * 1e-9, usual_s=usual_s)
     yield from too_few_of_a_kind(kinds_of(run).unlike, name)
-    is_modelled = run.provenance.basis == "modelled"  # with one pass in a step
+    is_modelled = run.provenance.basis == "modelled"  # with one pass in a step, which is its own
+    yield from about_evidence(name, run, subject, grid, is_measured=is_measured)
     if not is_modelled and (passes := passes_of_step(run) or 1) > 1:
         add_up = passes_add_up(run)
         yield StepCountsAsPass(run=name, passes=passes, add_up=add_up)

@@ -9,18 +9,24 @@ import numpy as np
 from fullwire.findings.case import Case, lacks_ranks
 from fullwire.findings.finding import Finding
 from fullwire.run.placement import (
-    Placement,
+    hosts_of,
     most_on_one_host,
     shares_one_host,
     sums_on_processors,
 )
 from fullwire.run.processors import share_of_others
 from fullwire.run.run import Run
+from fullwire.run.split_layers import are_between_stages
 from fullwire.simulation.calibrate import MUCH_BESIDE
+from fullwire.simulation.grid import Grid, Subject
+from fullwire.simulation.groups import ranks_among
+from fullwire.simulation.interval import ENOUGH_STEPS
+from fullwire.simulation.sweep import BESIDE_BUCKETS
+from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.contention import LEAST_COMPARED, compared_kernels
 from fullwire.timeline.late import late_for_most, names_others_later
-from fullwire.timeline.transfers import recorded_ranks, world
+from fullwire.timeline.transfers import recorded_ranks, transfers_of, world
 
 _SURELY_LATE = 0.75  # Of all waiting: beside other programs, a rank that causes less may be luck.
 _FEW_STEPS = 10  # Of a measured job: with fewer, it may still be warming up.
@@ -106,6 +112,17 @@ class RepeatMayNameOthers(Finding):
     template = "a repeat may name other ranks as late"
 
 
+class RanksMayBeStages(Finding):
+    """Ranks hand work on as stages of a pipeline do, and no library tells that they are stages."""
+
+    template = (
+        "{share:.0%} of the waiting is in sends and receives between ranks: if they are stages of "
+        "a pipeline, its schedule makes them wait, and no rank is late"
+    )
+
+    share: float
+
+
 def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
     """Return how sure a verdict is; None for the verdict "unknown".
 
@@ -142,6 +159,13 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
     doubts += beside
     if near:
         doubts.append(RepeatMayDiffer(kinds=tuple(kind.replace("_", " ") for kind in near)))
+    if kind == "straggler":
+        are_calls = case.run.provenance.origin == "measured"
+        handed_on = are_between_stages(case.run.collectives, are_calls=are_calls)
+        caused_ns = transfers_of(case.run, {}).caused_ns if handed_on.any() else np.zeros(1)
+        of_stages = float(caused_ns[handed_on].sum() / caused_ns.sum()) if caused_ns.any() else 0.0
+        if of_stages > 1 / 2:
+            doubts.append(RanksMayBeStages(share=of_stages))
     late, there = late_for_most(account) if kind == "straggler" else (None, account)
     is_close = late is not None and bool(beside) and late.share < _SURELY_LATE
     if late is not None and (is_close or names_others_later(there)):
@@ -203,6 +227,20 @@ class RanksShareLinks(Finding):
     keeping: int | None
 
 
+class GroupsUseTheLinks(Finding):
+    """Groups of some ranks may be inside nodes, and no description tells of links there."""
+
+    is_assumption = True
+    template = (
+        "{run}: groups of {sizes:list} ranks are taken to use the links asked for. Inside a node "
+        "they would use faster ones{can_be_described:?: describe these with --cluster}."
+    )
+
+    run: str
+    sizes: tuple[int, ...]
+    can_be_described: bool  # a cluster has no groups of one in so many ranks
+
+
 class ContentionIsKept(Finding):
     """Predictions keep the recorded contention for processors."""
 
@@ -259,12 +297,29 @@ def about_contention(name: str, *, is_carried: bool, is_on_devices: bool) -> Fin
 
 
 def about_links(
-    name: str, run: Run, where: Placement, workers: Sequence[int], per_host: Sequence[int]
+    name: str, run: Run, subject: Subject, grid: Grid, per_host: Sequence[int]
 ) -> Iterator[Finding]:
     """Say how ranks of a host are predicted, where all ranks or so few workers are on one.
 
     `per_host` are the ranks of a host that the user gave.
     """
+    where, workers, others = subject.placement, grid.workers, subject.step.others
+    recorded = run.facts.workers or 1
+    in_host = others.in_host or (False,) * len(others.op)
+    sizes = {
+        size
+        for op, members, is_inside in zip(others.op, others.members, in_host, strict=True)
+        if op not in ("send", "recv") and not is_inside
+        if members and 1 < (size := ranks_among(members, recorded)) < recorded
+    }
+    # On processors a run that names all hosts tells which groups are inside one.
+    is_told = sums_on_processors(run) and hosts_of(run) is not None
+    if grid.cluster is None and sizes and not (is_told or shares_one_host(run)):
+        yield GroupsUseTheLinks(
+            run=name,
+            sizes=tuple(sorted(sizes)),
+            can_be_described=subject.step.shards == 1,
+        )
     if max(per_host, default=1) > 1:
         fitting = max((count for count in workers if 1 < count <= max(per_host)), default=None)
         keeping, fitting = (fitting, None) if where.has_links else (None, fitting)
@@ -354,6 +409,58 @@ def about_rounds(
         yield AddsUpInRounds(run=run, every=every)
     elif every > 1 and every not in {*local_steps, *accumulate}:
         yield AddedUpInRounds(run=run, every=every)
+
+
+class StepsAreTooFew(Finding):
+    """A run has too few steps for an interval of its predictions."""
+
+    is_assumption = True  # that the next steps are like these
+    template = (
+        "{run}: predictions{are_others_sure:? of a transport that it does not show} have no "
+        "interval. {is_predicted:A predicted step does not show how much steps scatter|{steps:,} "
+        "whole {steps:step does|steps do} not show how much steps scatter. {needed} do}."
+    )
+
+    run: str
+    steps: int
+    needed: int
+    are_others_sure: bool  # those of a measured transport have one
+    is_predicted: bool
+
+
+class OthersAreKept(Finding):
+    """A written step has the time of collectives beside its buckets, and not these themselves."""
+
+    is_assumption = True
+    template = (
+        "{run}: this written step does not hold the collectives beside those of gradients. "
+        "Predictions keep their {kept_s:time} on every link and with any transport: ask about the "
+        "recording."
+    )
+
+    run: str
+    kept_s: float
+
+
+def about_evidence(
+    name: str, run: Run, subject: Subject, grid: Grid, *, is_measured: bool
+) -> Iterator[Finding]:
+    """Say where a run shows too little: of how much steps scatter, or of its collectives."""
+    is_modelled = run.provenance.basis == "modelled"
+    are_all_measured = all(isinstance(each, MeasuredTransport) for each in grid.transports)
+    if (steps := subject.step.count) < ENOUGH_STEPS and not (is_modelled or are_all_measured):
+        yield StepsAreTooFew(
+            run=name,
+            steps=steps,
+            needed=ENOUGH_STEPS,
+            are_others_sure=is_measured,
+            is_predicted=run.provenance.origin == "simulated",
+        )
+    spans = run.spans
+    kept = spans.rows((spans.lane == "communication") & (spans.name == BESIDE_BUCKETS))
+    kept_s = float((kept.end_ns - kept.start_ns).sum()) * 1e-9
+    if run.provenance.origin == "simulated" and kept_s > 0:
+        yield OthersAreKept(run=name, kept_s=kept_s)
 
 
 class StepCountsAsPass(Finding):

@@ -50,7 +50,12 @@ _APART = re.compile(
 _OPTIONS = r"accelerate launch(?: (?!\S+\.py(?:\s|$)|-m\s|--module\s)\S+)*? "
 _STARTS_ANOTHER = re.compile(_OPTIONS + r"--(multi[-_]gpu|use[-_]\w+)")
 _SETS_FIRST_RANK = re.compile(_OPTIONS + r"(--num[-_]processes[= ](?!0*1(\s|$))\d+)")
+_CONFIG_OF_ACCELERATE = ("accelerate", "default_config.yaml")
 _TO_ANOTHER_HOST = re.compile(_OPTIONS + r"--main[-_]process[-_]ip[= ](?!localhost|127\.)")
+# The hosts share one machine's processors. With all of them as threads, each rank would slow the
+# others. torchrun sets this where it starts several ranks (torch/distributed/run.py). A lab of one
+# rank has it too: it is the baseline of the others. A value of the user's own wins.
+_THREADS = {"OMP_NUM_THREADS": "1"}
 _SCRIPT_BYTES = 1 << 16  # read from a shell script, which may start a launcher
 _FIRST_LINE_BYTES = 256  # as much as the kernel reads of it
 _SHELL = re.compile(rb"#![ \t]*(?:\S*/env\s+(?:-\S+\s+)*)?\S*sh\s")
@@ -89,10 +94,12 @@ def run_job(
     note: Note = lambda fault, time_ns: None,
 ) -> int:
     """Run a command as every rank; return the exit status of the first rank to fail, or 0."""
-    words = words_of(command)
+    words, file = words_of(command), None
     launchers = (*TORCHRUN, _ACCELERATE, *_OTHER_LAUNCHERS)
     launcher = next((word for word in words if word in launchers), None)
     given = " ".join(words)
+    if launcher == _ACCELERATE:
+        given, file = _with_config_of_accelerate(given, " ".join(command).split(), environment)
     apart = _APART.search(given)  # such an option keeps a launcher on one host
     is_alone = launcher in _OTHER_LAUNCHERS or (launcher and apart) or _STARTS_ANOTHER.search(given)
     meets = _TO_ANOTHER_HOST.search(given)
@@ -106,13 +113,16 @@ def run_job(
         )
     elif not meets and (several := _SETS_FIRST_RANK.search(given)):
         first = rank_environment(lab, 0)["MASTER_ADDR"]
+        is_from_file = _SETS_FIRST_RANK.search(" ".join(words)) is None
+        cure = "add --num_processes 1" if is_from_file else "leave this option of accelerate out"
         say(
-            f"warning: each rank looks for rank 0 on its own host ({several[1]}): leave this "
-            f"option of accelerate out, or add --main_process_ip {first}"
+            "warning: each rank looks for rank 0 on its own host "
+            f"({several[1]}{f' from {file}' if is_from_file else ''}): {cure}, or "
+            f"{'' if is_from_file else 'add '}--main_process_ip {first}"
         )
 
     def start(rank: int) -> None:
-        variables = {**environment, **rank_environment(lab, rank)}
+        variables = {**_THREADS, **environment, **rank_environment(lab, rank)}
         if not apart:
             variables |= _torchrun_environment(lab, rank)
         if elastic is not None:
@@ -139,7 +149,7 @@ def run_shell(lab: Lab, host: int) -> int:
     """Run the user's shell on one host as its first rank, in the foreground of the terminal."""
     shell = os.environ.get("SHELL", "/bin/sh")
     rank = host * lab.description.ranks_per_host
-    environment = os.environ | rank_environment(lab, rank)
+    environment = {**_THREADS, **os.environ, **rank_environment(lab, rank)}
     lab.start(rank, [shell], environment, in_foreground=True)
     try:
         while (ended := lab.next_end(None)) is None:
@@ -176,6 +186,8 @@ def summary(lab: Lab) -> str:
             f". {show_time(lab.description.left_out_s)} of latency are not added, since a small "
             "message takes as long here anyway"
         )
+    if not _THREADS.keys() & os.environ.keys():
+        words += ". Each rank has OMP_NUM_THREADS=1, for this environment sets no number of threads"
     return (
         f"{hosts} up; links deliver at least {least.delivered_share:.1%} of the "
         f"payload that their line rates allow (host {least.host}: "
@@ -226,6 +238,38 @@ def words_of(command: Sequence[str]) -> list[str]:
             if _SHELL.match(text) or word.endswith(".sh"):
                 words += (text + file.read(_SCRIPT_BYTES)).decode(errors="replace").split()
     return [word if word.startswith("-") else word.rpartition("/")[2] for word in words]
+
+
+def _with_config_of_accelerate(
+    given: str, words: Sequence[str], environment: Mapping[str, str]
+) -> tuple[str, Path | None]:
+    """Return a command with the options that accelerate takes from its file, and that file.
+
+    `words` are those of the command, with folders. Its own options win. It reads the usual file if
+    none is given and computing on processors is not asked for (accelerate/commands/launch.py).
+    """
+    named = re.search(r" --config[-_]file[= ](\S+)", " ".join(words))
+    if named is None and re.search(_OPTIONS + r"--cpu(\s|$)", given):
+        return given, None
+    cache = environment.get("XDG_CACHE_HOME", "~/.cache")
+    usual = Path(environment.get("HF_HOME", f"{cache}/huggingface"), *_CONFIG_OF_ACCELERATE)
+    file = (usual if named is None else Path(named[1])).expanduser()
+    text = ""
+    with contextlib.suppress(UsageError, ValueError), opened(file) as config:
+        text = config.read(_SCRIPT_BYTES).decode(errors="replace")
+    # YAML, or JSON. An option of the same name on the command line wins.
+    values = dict(re.findall(r"""^[ {"']*(\w+)["']?\s*:\s*["']?([\w.]+)""", text, re.MULTILINE))
+    kind = values.get("distributed_type", "").rpartition(".")[2]
+    starts = {"DEEPSPEED": "--use_deepspeed", "FSDP": "--use_fsdp"}
+    if kind.startswith("MULTI_") and kind != "MULTI_CPU":
+        starts[kind] = "--multi_gpu"
+    more = [starts[kind]] if kind in starts else []
+    for name in ("num_processes", "main_process_ip"):
+        is_given = re.search(_OPTIONS + "--" + name.replace("_", "[-_]"), given)
+        if name in values and values[name] != "null" and not is_given:
+            more.append(f"--{name} {values[name]}")
+    begin = f"{_ACCELERATE} launch "
+    return given.replace(begin, f"{begin}{' '.join(more)} ", 1) if more else given, file
 
 
 class _Job:

@@ -284,13 +284,21 @@ def sampler_defects(samples: Sequence[HostSamples]) -> list[str]:
 
 
 def sampler_share(samples: Sequence[HostSamples]) -> float | None:
-    """Return the processor time of the costliest sampler, over the time that it ran."""
-    shares = [
-        float(last["processor_ns"] / (last["time_ns"] - sampler.header["monotonic_ns"]))
-        for sampler in samples
-        for _, _, last in sampler.ends_of(Kind.OWN_COST)
-        if last["time_ns"] > sampler.header["monotonic_ns"]
-    ]
+    """Return the processor time of the samplers of the costliest host, over the time that they ran.
+
+    The samplers of a host follow each other, as its ranks end. The last one may run for a moment.
+    """
+    of_hosts: dict[str, list[tuple[int, int, int]]] = {}  # begin, end, processor time
+    for sampler in samples:
+        for _, _, last in sampler.ends_of(Kind.OWN_COST):
+            began_ns = int(sampler.header["monotonic_ns"])
+            times_ns = began_ns, int(last["time_ns"]), int(last["processor_ns"])
+            of_hosts.setdefault(sampler.host, []).append(times_ns)
+    shares = []
+    for of_host in of_hosts.values():
+        begin_ns, end_ns, used_ns = zip(*of_host, strict=True)
+        if max(end_ns) > min(begin_ns):
+            shares.append(sum(used_ns) / (max(end_ns) - min(begin_ns)))
     return max(shares, default=None)
 
 

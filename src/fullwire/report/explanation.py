@@ -225,10 +225,15 @@ def next_commands(result: Explanation, name: str, *, is_full: bool) -> list[str]
     is_to_be_made = any(fix.place == "script" for fix in result.fixes)
     is_of_a_job = result.provenance.origin == result.provenance.basis == "measured"
     is_known = is_of_a_job and "***" not in source
-    hosts, cluster = set((facts.hosts or "").split(",")), ""
-    if facts.machines == 1 and len(hosts) > 1 and facts.line_rate_bps:  # a lab's
-        rate = show_rate(facts.line_rate_bps).replace(" ", "")
-        cluster = f" --workers {len(hosts)} --rate {rate}"
+    hosts, cluster = (facts.hosts or "").split(","), ""
+    rates = [("", facts.line_rate_bps or 0.0)]
+    rates += [(f"{host:.0f}:", rate_bps) for host, rate_bps in facts.other_line_rates_bps or ()]
+    if facts.machines == 1 and len(set(hosts)) > 1 and facts.line_rate_bps:  # a lab's
+        links = [f"--rate {host}{show_rate(bps).replace(' ', '')}" for host, bps in rates]
+        if facts.latency_s:
+            links.append(f"--latency {show_time(facts.latency_s).replace(' ', '')}")
+        cluster = f" --workers {len(hosts)} {' '.join(links)}"
+        is_known &= facts.cluster is None  # the name of a described cluster's file is not kept
     if is_to_be_made and not is_full:
         most_s = (result.fixes_from_s or 0.0) / _MUCH_GAINED
         to_try = [
@@ -236,7 +241,8 @@ def next_commands(result: Explanation, name: str, *, is_full: bool) -> list[str]
             for fix in result.fixes
             if fix.applied and fix.risk != "semantic" and fix.step_s < most_s
         ]
-        if is_known and to_try:
+        are_alike = not (facts.other_line_rates_bps or facts.latency_s)  # tune has links of a kind
+        if is_known and to_try and (are_alike or not cluster):
             allow = "" if to_try[0].risk == "exact" else f" --allow {to_try[0].risk}"
             lab = cluster and f" --lab{cluster}"
             return [f"fullwire tune{allow}{lab} -o tuned -- {source}"]

@@ -63,10 +63,7 @@ def print_whatif(result: WhatIf, best: int | None = None, *, is_full: bool = Tru
     # so do those of buckets.
     unused = set(_OF_SUMS) if all(each.sends_no_buckets for each in result.subjects) else set()
     # A script that sums gradients itself is predicted as recorded, unless buckets were asked for.
-    if all(
-        each.sends_no_buckets or each.sums_by_hand or each.sums_more_by_hand
-        for each in result.subjects
-    ):
+    if all(each.sums_its_own_way for each in result.subjects):
         unused.add("buckets")
     say(
         ", ".join(
@@ -206,8 +203,11 @@ def _split_axes(result: WhatIf) -> tuple[list[str], dict[str, object]]:
         if axis == "codec":
             costs = any(not codec.is_free for codec in values)
             names = ["compression", "codec"] if costs else ["compression"]
-        differs = axis == "accumulate" and len(set(result.predictions.told_column(axis))) > 1
-        if len(values) > 1 or (differs and values[0] > 1):  # runs may add up different passes
+        # Runs may add up different passes, and some may have buckets.
+        differs = axis == "buckets" and len({*result.predictions.own_sums}) > 1
+        if axis == "accumulate" and values[0] > 1:
+            differs = len(set(result.predictions.told_column(axis))) > 1
+        if len(values) > 1 or differs:
             varying += names
         else:
             fixed |= {name: result.predictions[name][0] for name in names}

@@ -190,10 +190,13 @@ class Workers:
 
     def _start(self) -> None:
         number, self._next = self._next, self._next + 1
+        # As torchrun does: with a thread on each processor, the workers would slow each other.
+        threads = {"OMP_NUM_THREADS": "1"} if self._asked > 1 else {}
         try:
             process = subprocess.Popen(
                 self._command,
-                env=os.environ
+                env=threads
+                | os.environ
                 | {"LOCAL_RANK": str(number)}
                 | self._variables
                 | replace(self._place, worker=number).variables(),

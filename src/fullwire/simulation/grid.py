@@ -280,6 +280,11 @@ class Subject:
         return any(step.others.are_gradients for step in self._steps) and not self.sums_by_hand
 
     @property
+    def sums_its_own_way(self) -> bool:
+        """Say whether gradients go as recorded, and in no buckets, unless buckets are asked for."""
+        return self.sends_no_buckets or self.sums_by_hand or self.sums_more_by_hand
+
+    @property
     def _steps(self) -> list[Step]:
         return [kind.step for _, kind in self.kinds] or [self.step]
 
@@ -376,6 +381,7 @@ class Predictions:
     axes: Mapping[str, tuple[Any, ...]]
     measures: Mapping[str, NDArray[np.float64]]  # each shaped like the axes
     passes: tuple[float, ...]  # of a recorded step of each run
+    own_sums: tuple[bool, ...] = ()  # of each run, if of any: they go as recorded, in no buckets
     shown: NDArray[np.int64] | None = None  # the numbers of the combinations shown; None for all
 
     def __len__(self) -> int:
@@ -400,7 +406,10 @@ class Predictions:
             labels = [None if codec.is_free else codec.label for codec in self.axes["codec"]]
             return self._along("codec", labels)
         if name in ("transport", "buckets", "jitter"):
-            return self._along(name, [str(value) for value in self.axes[name]])
+            values = self._along(name, [str(value) for value in self.axes[name]])
+            if name == "buckets" and any(self.own_sums):
+                return np.where(self._along("run", self.own_sums), "recorded", values)
+            return values
         if name not in self.axes:
             raise KeyError(f"no column {name!r}: there are {', '.join(self.names())}")
         return self._along(name, list(self.axes[name]))

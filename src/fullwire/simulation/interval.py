@@ -50,7 +50,7 @@ _MOST_TRIED = 3
 _WIDTH = 1.8  # standard deviations, which hold nine truths of ten
 # Of the same computation on the same machine: on processors, and on devices.
 _FROM_RUN_TO_RUN, _OF_DEVICES_FROM_RUN_TO_RUN = 0.025, 0.01
-_ENOUGH_STEPS = 3
+ENOUGH_STEPS = 3  # fewer show no scatter
 _EXCHANGE_LONGER = 1.08  # times: a standard deviation of the cases behind an exchange's factor
 _COLD_S, _COLD_SHARE = 2e-3, 0.5  # of a step alone; 1.4 to 2.4 ms in small jobs of one machine
 _CODEC_SLOWER = 1.5  # times: a standard deviation of speeds that were not measured in this job
@@ -200,7 +200,7 @@ def _of_one_kind(
     calibration: Calibration | None,
     crew: Crew,
 ) -> tuple[Floats, Floats]:
-    repeated = np.array([subject.step.count >= _ENOUGH_STEPS for subject in subjects])
+    repeated = np.array([subject.step.count >= ENOUGH_STEPS for subject in subjects])
     measured = np.array([isinstance(way, MeasuredTransport) for way in grid.transports])
     has_evidence = repeated[:, None] | measured[None, :]
     is_known = has_evidence.reshape(shaped(run=len(subjects), transport=len(grid.transports)))

@@ -53,6 +53,7 @@ from fullwire.simulation.written_steps import Lasting, in_stages, with_shards
 
 Progress: TypeAlias = Callable[[int, int], None]
 
+BESIDE_BUCKETS = "other collectives"  # in a written step: their time, and not each of them
 BLOCK_POINTS = 16_384  # three arrays of so many numbers fit the second-level cache
 PIECE_POINTS = 2**18  # some 10 MB of measures, computed at once, here or elsewhere
 MOST_POINTS = 100_000_000  # 4 GB of measures
@@ -525,7 +526,7 @@ def _besides(
         busy_ns += max(end_ns - start_ns, 0)
         reached_ns = max(reached_ns, end_ns)
     named: tuple[tuple[Lane, str, int], ...] = (
-        ("communication", "other collectives", others_ns),
+        ("communication", BESIDE_BUCKETS, others_ns),
         ("host", "codec", step.packing_ns),
     )
     for lane, name, time_ns in named:

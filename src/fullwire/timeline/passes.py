@@ -100,6 +100,26 @@ def _sends_times(run: Run, passes: float, place: int | None = None) -> bool:
     return abs(times - passes) <= _ALMOST * passes
 
 
+def sums_just_so_much(run: Run, gradient_bytes: int) -> bool:
+    """Say whether steps sum as many bytes among all ranks as a rank has gradients, and little else.
+
+    So does a script that sums its gradients itself. Where the model is split over the ranks they
+    send other things, or sum other sizes.
+    """
+    table, workers = run.collectives, run.facts.workers or 1
+    sums = table.rows((table.step >= 0) & (table.op != "barrier"))
+    if set(sums.op.tolist()) != {"allreduce"}:
+        return False
+    ranks_of: dict[str, set[int]] = {}
+    for group, rank in zip(sums.group.tolist(), sums.rank.tolist(), strict=True):
+        ranks_of.setdefault(group, set()).add(rank)
+    if any(len(ranks) < workers for ranks in ranks_of.values()):
+        return False
+    first = sums.rows(sums.rank == sums.rank[0])
+    summed = np.bincount(np.unique(first.step, return_inverse=True)[1].reshape(-1), first.bytes)
+    return gradient_bytes <= float(np.median(summed)) <= (1 + _ALMOST) * gradient_bytes
+
+
 def passes_in_gradients(run: Run) -> int:
     """Return how many passes of a step the gradients of a run are of.
 
