@@ -793,6 +793,21 @@ def test_rings_fill_most_of_fast_nics(nodes: int, size: int, time_s: float) -> N
     assert described(as_toml(found), "fitted.toml") == found
 
 
+def test_the_hosts_of_a_rack_alone_are_parts_of_its_nodes(tmp_path: Path) -> None:
+    """Two racks alone exchange what NICs carry. No host has as many devices as a rack's node."""
+    racks = cluster("gb200-nvl72", 2)
+    assert racks.inside is not None
+    table = a_table(replace(racks, inside=replace(racks.inside, adds=False)), 144)
+    path = written(tmp_path / "racks.log", nccl_text(table, per_host=4))
+    fit = fw.fit_cluster([path], cluster="gb200-nvl72")
+    assert fit.cluster.devices_per_node == 72
+    assert max(errors(fit.cluster, table)) < 0.05
+    assert any("36 hosts" in note and "parts of a node" in note for note in fit.problems)
+    of_hosts = written(tmp_path / "ours.toml", as_toml(replace(cluster("dgx-h100"), name="ours")))
+    with pytest.raises(fw.UsageError, match="36 hosts, and devices_per_node = 8 of ours"):
+        fw.fit_cluster([path], cluster=of_hosts)
+
+
 def test_an_all_to_all_fills_no_more_of_fast_nics_than_of_others() -> None:
     """Tables show only of rings that they do: per bit, NICs of 200 and 400 Gbps take as long."""
     where = cluster("dgx-h100")
