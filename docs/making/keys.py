@@ -196,6 +196,8 @@ MEANINGS: Mapping[str, str] = {
     "their `count` in a node that is not full, or that they may be `faster`.",
     "rests_on_least": "Whether the time is by a rate within a node that may be higher. Then the "
     "interval reaches down to the fastest known links.",
+    "network_lacks": "The fields without which a description leaves open how fast its network is. "
+    "Then the interval reaches up to the slowest networks of public tables.",
     # ---- plan
     "plan.model": "The model.",
     "plan.cluster": "The cluster; of several, the best by the objective.",

@@ -793,6 +793,95 @@ def test_rings_fill_most_of_fast_nics(nodes: int, size: int, time_s: float) -> N
     assert described(as_toml(found), "fitted.toml") == found
 
 
+@pytest.mark.parametrize(
+    ("name", "op", "devices", "size", "time_s"),
+    [
+        ("nd-a100-v4", "allreduce", 16, 2**28, 3013.5e-6),
+        ("nd-a100-v4", "allreduce", 16, 2**33, 85129e-6),
+        ("nd-a100-v4", "allreduce", 32, 2**32, 43557e-6),
+        ("a3-ultra", "allgather", 16, 2**26, 278.1e-6),
+        ("a3-ultra", "allgather", 16, 2**33, 24724e-6),
+        ("a3-mega", "allgather", 16, 2**27, 1122.1e-6),
+        ("a3-mega", "allgather", 16, 2**33, 42603e-6),
+        ("a3-high", "allgather", 16, 2**24, 964.5e-6),
+        ("p5", "allreduce", 16, 2**26, 597.4e-6),
+        ("p5", "allreduce", 16, 2**34, 66988e-6),
+        ("p4d", "allreduce", 16, 2**26, 2446.7e-6),
+        ("p4d", "allreduce", 32, 2**30, 70253e-6),
+    ],
+)
+def test_built_in_clouds_take_as_long_as_posted_tables_say(
+    name: str, op: str, devices: int, size: int, time_s: float
+) -> None:
+    """Rows of tables that chose no figure of the cluster."""
+    said = library_time(op, cluster(name), size, devices)
+    assert said.time_s == pytest.approx(time_s, rel=0.26)
+    assert said.low_s <= time_s <= said.high_s
+
+
+def test_an_interval_reaches_the_slowest_network_that_a_description_allows() -> None:
+    """A latency and a share of the NICs' rate rule slow networks out. One node has no network."""
+    where = cluster("a3-ultra")
+    open_nics = replace(where.nics, latency_s=0.0)
+    states = {
+        ("nics.latency", "nics.payload_share"): open_nics,
+        ("nics.latency",): replace(open_nics, payload_share=0.9),
+        ("nics.payload_share",): where.nics,
+        (): replace(where.nics, payload_share=0.9),
+    }
+    for op, size in (("allreduce", 2**20), ("allgather", 2**30)):
+        high_s = []
+        for lacks, nics in states.items():
+            said = library_time(op, replace(where, nics=nics), size, 16)
+            assert said.network_lacks == lacks
+            high_s.append(said.high_s)
+        assert high_s[0] == max(high_s)
+        assert high_s[-1] == min(high_s) < 0.85 * high_s[0]
+    slow = replace(open_nics, latency_s=75e-6, payload_share=0.5)
+    for size in (2**power for power in range(16, 34)):
+        among = library_time("allgather", replace(where, nics=open_nics), size, 16)
+        slowest_s = library_time("allgather", replace(where, nics=slow), size, 16).time_s
+        assert among.time_s < slowest_s <= among.high_s * (1 + 1e-9)
+    assert library_time("allreduce", replace(where, nics=open_nics), 2**30, 8).network_lacks == ()
+    told = fw.collective("allreduce", bytes="1GiB", cluster="p5", nodes=2)
+    [words] = [each for each in map(sentence, collective_findings(told)) if "leaves out" in each]
+    assert "leaves out nics.payload_share. Some clouds" in words
+
+
+def test_a_longer_way_between_nodes_costs_each_of_a_hops_messages() -> None:
+    """Up to the latency of the slowest known network; beyond it, a distance counts once."""
+    where = cluster("p5")
+    small, middle, large = range(3)
+    hops_s = [
+        [each.between_hop_s for each in usual(of_latency(where, latency_us)).protocols]
+        for latency_us in (0, 5, 10, 75, 175)
+    ]
+    assert hops_s[0] == hops_s[1]
+    assert hops_s[2] == pytest.approx([2 * hop_s for hop_s in hops_s[0]])
+    assert hops_s[3][large] > 2 * hops_s[3][middle] / 1.5 > hops_s[3][small]
+    assert hops_s[4] == pytest.approx([hop_s + 100e-6 for hop_s in hops_s[3]])
+
+
+def of_latency(where: Cluster, latency_us: float) -> Cluster:
+    """Return the cluster with another latency between nodes."""
+    return replace(where, nics=replace(where.nics, latency_s=latency_us * 1e-6))
+
+
+def test_the_hosts_of_a_rack_alone_are_parts_of_its_nodes(tmp_path: Path) -> None:
+    """Two racks alone exchange what NICs carry. No host has as many devices as a rack's node."""
+    racks = cluster("gb200-nvl72", 2)
+    assert racks.inside is not None
+    table = a_table(replace(racks, inside=replace(racks.inside, adds=False)), 144)
+    path = written(tmp_path / "racks.log", nccl_text(table, per_host=4))
+    fit = fw.fit_cluster([path], cluster="gb200-nvl72")
+    assert fit.cluster.devices_per_node == 72
+    assert max(errors(fit.cluster, table)) < 0.05
+    assert any("36 hosts" in note and "parts of a node" in note for note in fit.problems)
+    of_hosts = written(tmp_path / "ours.toml", as_toml(replace(cluster("dgx-h100"), name="ours")))
+    with pytest.raises(fw.UsageError, match="36 hosts, and devices_per_node = 8 of ours"):
+        fw.fit_cluster([path], cluster=of_hosts)
+
+
 def test_an_all_to_all_fills_no_more_of_fast_nics_than_of_others() -> None:
     """Tables show only of rings that they do: per bit, NICs of 200 and 400 Gbps take as long."""
     where = cluster("dgx-h100")

@@ -103,12 +103,18 @@ def test_built_in_clusters_say_what_their_figures_rest_on(name: str) -> None:
 
 
 def test_built_in_clusters_have_the_figures_that_are_published() -> None:
-    assert set(names()) == {"p3dn", "dgx-a100", "dgx-h100", "gb200-nvl72", "cloud-100g-tcp"}
+    machines = {"dgx-a100", "dgx-h100", "gb200-nvl72"}
+    clouds = {"p3dn", "p4d", "p5", "a3-high", "a3-mega", "a3-ultra", "nd-a100-v4"}
+    assert set(names()) == machines | clouds | {"cloud-100g-tcp"}
     dgx, rack = cluster("dgx-h100"), cluster("gb200-nvl72")
     assert dgx.inside is not None
     assert rack.inside is not None
     assert (dgx.inside.rate_bps, dgx.nics_per_node, dgx.nics.rate_bps) == (8 * 450e9, 8, 400e9)
     assert (rack.devices_per_node, rack.inside.rate_bps) == (72, 8 * 900e9)
+    rates_gbps = {"p4d": 400, "p5": 3200, "a3-high": 800, "a3-mega": 1600, "a3-ultra": 3200}
+    for name, gbps in {**rates_gbps, "nd-a100-v4": 1600}.items():
+        cloud = cluster(name)
+        assert cloud.nics_per_node * cloud.nics.rate_bps == gbps * 1e9
 
 
 def test_the_number_of_nodes_is_chosen() -> None:

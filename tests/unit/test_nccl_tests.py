@@ -380,6 +380,14 @@ def test_a_table_is_read_without_its_marks(tmp_path: Path, heading: str) -> None
     assert read(path).facts.workers == 8
 
 
+@pytest.mark.parametrize("tag", ["[1,0]<stdout>:", " 0: ", "2026-02-16T10:00:02.000000000Z "])
+def test_rows_alone_are_recognised_behind_the_tag_of_a_launcher(tmp_path: Path, tag: str) -> None:
+    path = tmp_path / "all_reduce.txt"
+    path.write_text("## Two workers\n" + "".join(f"{tag}{row}\n" for row in ROWS.splitlines()))
+    assert read(path).facts.workers == 8
+    assert [row.time_us for row in read_table(path).rows] == [105.9, 142.1]
+
+
 @pytest.mark.parametrize(
     "row", ["8 2 int8 0 1268.1 31.58 31.58 0 1279.3 31.30 31.30 0", "8 2 float 5.63 0.01 0.01 0"]
 )
@@ -949,8 +957,10 @@ def test_hosts_like_those_of_another_table_are_parts_of_a_node_too(tmp_path: Pat
         hosts = f"its {ranks // 4} hosts are like those of another table"
         assert any(hosts in doubt for doubt in fit.doubts)
         assert fullwire.fit_cluster([paths[ranks]]).cluster.devices_per_node == 4
-        with pytest.raises(UsageError, match=f"{ranks} ranks on {ranks // 4} hosts"):
-            fullwire.fit_cluster([paths[ranks]], devices_per_node=72)
+    fit = fullwire.fit_cluster([paths[144]], devices_per_node=72)  # of racks: no host is as large
+    assert any("its 36 hosts are parts of stated nodes" in doubt for doubt in fit.doubts)
+    with pytest.raises(UsageError, match="8 ranks on 2 hosts"):
+        fullwire.fit_cluster([paths[8]], devices_per_node=72)
 
 
 def test_switches_that_add_between_hosts_make_them_no_parts_of_a_node(tmp_path: Path) -> None:

@@ -1372,6 +1372,12 @@ def test_every_built_in_cluster_tells_its_device() -> None:
         "dgx-a100": "NVIDIA A100",
         "dgx-h100": "NVIDIA H100",
         "gb200-nvl72": "NVIDIA GB200",
+        "p4d": "NVIDIA A100",
+        "nd-a100-v4": "NVIDIA A100",
+        "p5": "NVIDIA H100",
+        "a3-high": "NVIDIA H100",
+        "a3-mega": "NVIDIA H100",
+        "a3-ultra": "NVIDIA H200",
     }
     # Virtual machines with 8 A100 of 40 GB.
     assert device_of(fw.cluster("cloud-100g-tcp"), None).memory_bytes < 41 * GIB

@@ -47,6 +47,8 @@ from fullwire.collectives.usual import (
     USUAL_PAIR_SHARE,
     USUAL_PROTOCOLS,
     USUAL_TREE_SHARE,
+    network_lacks,
+    on_slow_network,
     usual,
 )
 from fullwire.errors import UsageError
@@ -72,7 +74,6 @@ _OF_OTHER_SIZE, _MOST_UNSETTLED = 0.15, 1.0  # and so many such doublings are to
 _SMALL_BYTES, _OF_SMALL, _OF_SMALL_AND_USUAL = 2**22, 0.1, 0.35
 _WIDTH = 1.8  # standard deviations on each side
 _TOLD_APART = 0.1  # of the logarithm of a time: fits that are this close have one answer
-_OF_CLOUD_S = 120e-6  # Networks of clouds take so much longer between nodes. A table tells.
 _QUICKER, _LEAST_FILLED = 0.9, 0.55  # of the time that links allow, of their rate
 # A device also copies its own share of the vector, which no link carries. Its cost, as a share of
 # that of a byte on the link: 0.1 to 0.8 in the tables of seven kinds of devices, mostly 0.3 to 0.5.
@@ -131,6 +132,7 @@ class LibraryTime:
     pair_is_open: bool = False  # whether two nodes send half as much as more do
     open_of_nics: OpenOfNics | None = None  # what no table tells of them
     rests_on_least: bool = False  # on a rate within a node that is only known to be reached
+    network_lacks: tuple[str, ...] = ()  # fields, without which the interval has slow networks
 
 
 def needs(
@@ -411,7 +413,6 @@ def _time_by(
         if ring_s >= _HELD_UP * ring_between_s or rests_on_least_rate(op, cluster, workers):
             open_of_nics, ends = open_of_nics or "faster", (*ends, with_fastest_nics(cluster))
     is_unknown = cluster.measured is None or open_of_nics == "rate"
-    may_be_cloud = is_unknown and workers > cluster.devices_per_node
     inside_s, between_s = of_algorithms[way].byte_s(measured, protocol)
     low_s, high_s = time_s / off, time_s * off
     for end in ends:
@@ -420,6 +421,10 @@ def _time_by(
         there = {name: there[name] for name in of_algorithms}
         end_s = float(ways_s(measured, there, sizes)[1].min()) * beside
         low_s, high_s = min(low_s, end_s / off), max(high_s, end_s * off)
+    is_open = is_unknown and workers > cluster.devices_per_node
+    if is_open:
+        slow = on_slow_network(measured, cluster.nics)
+        high_s = max(high_s, float(ways_s(slow, of_algorithms, sizes)[1].min()) * beside)
     if rests_on_least := rests_on_least_rate(op, cluster, workers):
         among = needs(op, with_fastest_inside(cluster), workers)
         low_s = min(low_s, float(ways_s(measured, among, sizes)[1].min()) / off)
@@ -429,10 +434,11 @@ def _time_by(
         busiest=LINK_KINDS[IN_NODE if inside_s > between_s else NIC],
         time_s=time_s,
         low_s=low_s,
-        high_s=high_s + (_OF_CLOUD_S if may_be_cloud else 0.0),
+        high_s=high_s,
         lacks=_lacks(measured, op, cluster, workers, unsettled),
         open_of_nics=open_of_nics,
         rests_on_least=rests_on_least,
+        network_lacks=network_lacks(cluster.nics) if is_open and not measured.source else (),
     )
 
 

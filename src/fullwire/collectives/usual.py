@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fullwire.clusters.cluster import Cluster, Inside
+from fullwire.clusters.cluster import Cluster, Inside, Nics
 from fullwire.clusters.measured import Measured, Protocol
 
 # The usual protocols, for a cluster without tables of its own. Their figures are medians over
@@ -51,6 +51,11 @@ _USUAL_INSIDE = (
 # H100 on 4 and on 128 nodes (88, 92 and 92 %). Up to 200 Gbps they fill the usual share, and it
 # rises between both rates, so that no time jumps.
 _SLOW_NIC_BPS, _FAST_NIC_BPS, _FAST_NIC_SHARE = 200e9, 400e9, 0.88
+# The usual hops are of adapters with at most so long a way. A hop is several messages in a row, so
+# it grows with the latency that a description states. The longest one that tables confirm is EFA's
+# on p4d: a longer one is a matter of distance, which a hop's messages cover together. The least
+# filled NICs of a machine that works are those of GPUDirect-TCPX.
+_ADAPTERS_S, SLOWEST_S, LEAST_FILLED = 5e-6, 75e-6, 0.5
 USUAL_TREE_SHARE, USUAL_PAIR_SHARE, USUAL_SWITCH_SHARE = 0.9, 0.7, 0.82
 _OF_USUAL = 0.17  # how sure a time is without tables: the deviation of its logarithm
 # Than a tree of two nodes needs. Switches that add make links look up to 1.3 times as fast, and
@@ -62,12 +67,12 @@ _CLEARLY_MORE, _ABOUT_AS_MUCH = 1.4, 0.8
 def usual(cluster: Cluster) -> Measured:
     """Return the usual protocols on links of these kinds, for a machine without tables.
 
-    The description's payload shares and long latencies between nodes stay. A tree of two nodes
-    sends half where NICs hold it up (`half_weight`).
+    The description's payload shares stay, and its latency between nodes lengthens hops. A tree of
+    two nodes sends half where NICs hold it up (`half_weight`).
     """
     own = 1.0 if cluster.inside is None else cluster.inside.payload_share
     nics, large = cluster.nics, USUAL_PROTOCOLS[-1]
-    longer_s = max(nics.latency_s - 5e-6, 0.0)  # TCP over a cloud's network, not an adapter's
+    factor, beyond_s = _longer(nics.latency_s)
     protocols: tuple[Protocol, ...] = USUAL_PROTOCOLS
     switch_share = USUAL_SWITCH_SHARE
     for rate_bps, of_kind, share in _USUAL_INSIDE:
@@ -88,7 +93,7 @@ def usual(cluster: Cluster) -> Measured:
         protocols=tuple(
             replace(
                 protocol,
-                between_hop_s=protocol.between_hop_s + longer_s,
+                between_hop_s=protocol.between_hop_s * factor + beyond_s,
                 inside_share=protocol.inside_share * inside,
                 between_share=protocol.between_share * between,
             )
@@ -102,6 +107,34 @@ def usual(cluster: Cluster) -> Measured:
         spread=_OF_USUAL,
         source="",
     )
+
+
+def _longer(latency_s: float) -> tuple[float, float]:
+    """Return the cost of a hop on so long a way: a factor of the usual one, and seconds beyond."""
+    reached_s = min(max(latency_s, _ADAPTERS_S), SLOWEST_S)
+    return reached_s / _ADAPTERS_S, max(latency_s - SLOWEST_S, 0.0)
+
+
+def network_lacks(nics: Nics) -> tuple[str, ...]:
+    """Return the fields without which a description leaves open how fast its network is."""
+    stated = {"nics.latency": nics.latency_s != 0, "nics.payload_share": nics.payload_share != 1}
+    return tuple(name for name, is_stated in stated.items() if not is_stated)
+
+
+def on_slow_network(measured: Measured, nics: Nics) -> Measured:
+    """Return protocols on the slowest network that a description leaves open."""
+    factor, _ = _longer(SLOWEST_S if nics.latency_s == 0 else 0.0)
+    filled = measured.protocols[-1].between_share
+    share = min(LEAST_FILLED / filled, 1.0) if nics.payload_share == 1 else 1.0
+    protocols = tuple(
+        replace(
+            protocol,
+            between_hop_s=protocol.between_hop_s * factor,
+            between_share=protocol.between_share * share,
+        )
+        for protocol in measured.protocols
+    )
+    return replace(measured, protocols=protocols)
 
 
 def with_usual_startup(cluster: Cluster) -> Cluster:

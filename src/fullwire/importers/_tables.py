@@ -25,10 +25,11 @@ from fullwire.run.run import Collectives, Provenance, Run
 
 # mpirun and srun put the rank before its output, even within a row; srun pads it with spaces.
 # Kubernetes puts the time before a line.
-_TAGS = re.compile(
+TAG = (
     r"(?:\[\d{1,6}(?:,\d{1,6})?\](?:<std\w{3}>:)?|^ {0,6}\d{1,7}:"
     r"|^\d{4}-\d\d-\d\d[T ][\d:.,]{8,20}(?:Z|[+-]\d\d:?\d\d)?) ?"
 )
+_TAGS = re.compile(TAG)
 # How mpirun and srun are told the ranks, the nodes, and the ranks of a node. `-N` is the number of
 # nodes for srun, and that of ranks of a node for mpirun.
 _RANKS = re.compile(r"\s--?(?:np|n|ntasks)[ =]?(\d{1,7})(?=\s)")

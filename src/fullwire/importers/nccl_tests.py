@@ -41,6 +41,7 @@ from fullwire.errors import DamagedInput
 from fullwire.files import SNIFFED_BYTES, lines_in, name_of, opened_plain
 from fullwire.importers._format import LIKELY, NEAR_BYTES, POSSIBLE, Format, Likeness, near_miss
 from fullwire.importers._tables import (
+    TAG,
     Launch,
     Prefixes,
     Row,
@@ -89,7 +90,7 @@ _MARK = re.compile(  # the beginning of a line of its own, wherever a launcher's
 _HEADING = re.compile(rb"#\s+size\s+count(?:\s+\(?elements\)?)?\s+type\s")
 # A heading that lost its mark, or a row without its heading, with both places or only the first.
 _BARE = re.compile(
-    rb"(?:^|\n) {0,40}(?:size +count .{0,40}type .{0,80}algbw"
+    rb"(?m)^(?:" + TAG.encode() + rb"){0,2} {0,40}(?:size +count .{0,40}type .{0,80}algbw"
     rb"|\d{1,16} +\d{1,16} +(?:u?int\d+|float|double|half|bfloat16|f\w+\d\w*) +"
     rb"(?:[a-z]+ +)?(?:-?\d+ +)?"
     rb"\d+(?:\.\d+)? +\d+\.\d\d +\d+\.\d\d +[\dN])"
@@ -120,8 +121,7 @@ _REDUCTIONS = ("sum", "prod", "min", "max", "avg")
 def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is the output of nccl-tests."""
     begins = (b"# nThread ", b"# nThread: ", b"# Collective test starting")
-    has_table = _HEADING.search(beginning) is not None
-    if has_table or any(begin in beginning for begin in begins):
+    if _HEADING.search(beginning) or any(begin in beginning for begin in begins):
         return LIKELY
     if _SEPARATED.match(beginning) or (_REPORT.match(beginning) and b'"args"' in beginning):
         return LIKELY
