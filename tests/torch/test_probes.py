@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import threading
 import time
 from itertools import pairwise
@@ -18,9 +19,6 @@ from fullwire.recorder.inside.probes import FIRST, IN_TURNS, THEN_EVERY, Probes,
 from fullwire.recorder.record import record
 from fullwire.run.run import PROBES, Run
 from fullwire.simulation.typical import typical_step
-from fullwire.timeline.account import with_steps
-from fullwire.timeline.timeline import timelines
-from fullwire.timeline.transfers import transfers_of
 from tests.torch.test_record import digests, digests_of_hooks, needs_torch, span_count, together
 
 STEPS = 24
@@ -215,27 +213,87 @@ def test_probe_steps_are_left_out_of_what_a_step_is(plain: tuple[Run, set[str]])
 
 @needs_torch
 def test_ranks_compute_one_after_another_in_turns(plain: tuple[Run, set[str]]) -> None:
-    """Until a rank is in the model's own forward pass, others may do the same: exchange buffers."""
+    """The passes of the second rank wait for those of the first, and so does its optimizer."""
     run, _ = plain
-    marked, _ = with_steps(run)
-    one, other = timelines(marked, transfers_of(marked, {}))
-    moments = np.union1d(one.moments, other.moments)
-    computing = []
-    for line in (one, other):
-        piece = np.searchsorted(line.moments, moments[:-1], side="right") - 1
-        is_inside = (piece >= 0) & (piece < len(line.is_computing))
-        computing.append(is_inside & line.is_computing[np.minimum(piece, len(line.doing) - 1)])
-    lengths_ns = np.diff(moments)
+    spans = run.spans.rows(np.argsort(run.spans.start_ns))
+    marks = [spans.rows((spans.name == "turns") & (spans.rank == rank)) for rank in range(RANKS)]
+    for at in range(len(TURNS)):
+        first, second = (
+            spans.rows(
+                (spans.rank == rank)
+                & (spans.start_ns >= mine.start_ns[at])
+                & (spans.start_ns < mine.end_ns[at])
+            )
+            for rank, mine in enumerate(marks)
+        )
+        waits = second.rows((second.name == "wait") & (second.lane == "host"))
+        before_passes_ns, before_optimizer_ns = np.sort(waits.end_ns)[:2]
+        [passed_ns] = first.end_ns[first.name == "backward"]
+        [steps_ns] = first.start_ns[first.name == "optimizer"]
+        assert passed_ns <= before_passes_ns < steps_ns <= before_optimizer_ns
 
-    def at_once(mark: str) -> float:
-        marks = run.spans.rows((run.spans.name == mark) & (run.spans.rank == 0))
-        is_in = np.zeros(len(lengths_ns), bool)
-        for begin_ns, end_ns in zip(marks.start_ns, marks.end_ns, strict=True):
-            is_in |= (moments[:-1] >= begin_ns) & (moments[1:] <= end_ns)
-        both, any_of_them = computing[0] & computing[1] & is_in, computing[0] & is_in
-        return float(lengths_ns[both].sum() / lengths_ns[any_of_them].sum())
 
-    assert at_once("turns") < 0.2 < at_once("probe")
+def probed_counts(tmp_path: Path, script: str) -> dict[str, int]:
+    """Record a script of two ranks with probe steps; return how many marks of a name it has."""
+    job = tmp_path / "job.py"
+    job.write_text(script)
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    alone = ["timeout", "60", *words, "--master-port", "0", "--standalone", str(job)]
+    recording = record(alone, tmp_path / "job.run", probe=True)
+    assert recording.exit_status == 0
+    return {name: span_count(recording.run, "host", name) for name in ("step", "turns")}
+
+
+TWO_PASSES = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+one, other = (DDP(torch.nn.Linear(8, 8)) for _ in range(2))
+optimizer = torch.optim.SGD([*one.parameters(), *other.parameters()], 0.1)
+for _ in range(14):
+    a, b = one(torch.ones(2, 8)).sum(), other(torch.ones(2, 8)).sum()
+    a.backward()
+    b.backward()
+    optimizer.step()
+"""
+WITH_A_CLOSURE = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def passes():
+    loss = model(torch.ones(2, 8)).sum()
+    loss.backward()
+    return loss
+for _ in range(14):
+    optimizer.step(passes)
+"""
+WITHOUT_A_GROUP_AT_THE_END = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(8):
+    model(torch.ones(2, 8)).sum().backward() if step < 2 else None
+    optimizer.step()
+    if step == 1:
+        dist.destroy_process_group()
+"""
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("script", "turns"),
+    [(TWO_PASSES, 0), (WITH_A_CLOSURE, 2), (WITHOUT_A_GROUP_AT_THE_END, 0)],
+    ids=["two passes with sums", "with a closure", "without a group"],
+)
+def test_turns_end_where_ranks_need_each_other_in_them(
+    tmp_path: Path, script: str, turns: int
+) -> None:
+    """Else a rank would wait in its second sum for one that waits for its turn."""
+    assert probed_counts(tmp_path, script)["turns"] == RANKS * turns
 
 
 def turns_of(directory: Path, rank: int, ranks: int, monkeypatch: pytest.MonkeyPatch) -> Turns:
@@ -260,6 +318,24 @@ def test_a_rank_that_joined_late_ends_no_step_in_turns(
         for rank, turns in enumerate(ranks):
             turns.step_ended(max(number - 3 * (rank == late), 1), is_kept_apart=False)
             assert not turns.is_on
+
+
+@needs_torch
+def test_ranks_of_an_earlier_attempt_take_no_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have been on this machine, and have moved to another one."""
+    turns_of(tmp_path, 0, 4, monkeypatch)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    ranks = [turns_of(tmp_path, rank, 4, monkeypatch) for rank in (1, 2)]
+    for number in range(2, IN_TURNS[0] + 1):
+        for turns in ranks:
+            turns.step_ended(number, is_kept_apart=False)
+    assert all(turns.is_on for turns in ranks)
+    ranks[0].passes_begin()  # it waits for nobody
+    monkeypatch.setattr("time.sleep", lambda _: pytest.fail("it waits"))
+    ranks[0].interrupted()
+    ranks[1].passes_begin()
 
 
 @needs_torch

@@ -255,6 +255,16 @@ def test_one_workers_host_takes_as_long_as_in_turns() -> None:
     for host_ms in (30.0, 50.0):
         run = in_turns(70.0, 80.0, host_ms=host_ms)
         assert fw.explain(run).baseline_step_s == pytest.approx(0.070 + host_ms * 1e-3)
+    long = fw.explain(in_turns(70.0, 80.0, host_ms=90.0))  # as for a log in these steps alone
+    assert long.baseline_step_s == pytest.approx(long.step_s)
+
+
+def test_a_rank_on_each_host_is_slowed_by_no_other() -> None:
+    asked: dict[str, Any] = {"bandwidth": ["1Gbps"], "workers": [3]}
+    beside, turned = probed(a_trained_job(), 80.0), in_turns(70.0, 80.0)
+    [was_s] = fw.whatif(beside, ranks_per_host=1, **asked)["step_s"]
+    [found_s] = fw.whatif(turned, ranks_per_host=1, **asked)["step_s"]
+    assert found_s == pytest.approx(was_s - 0.010, rel=1e-6)
 
 
 def test_a_wait_for_processors_comes_off_probe_steps_and_not_off_turns() -> None:

@@ -340,6 +340,12 @@ class Subject:
         """Return how many ranks there are for each processor, if there are so many workers."""
         return self.placement.ranks_per_processor(workers, self.ranks_per_host)
 
+    @property
+    def crowded_by_ranks_s(self) -> Floats:
+        """Return how much longer the ranks of a machine compute because of each other."""
+        is_shared = self.ranks_per_host != 1
+        return np.asarray(self.step.crowded_by_ranks_ns * 1e-9 * is_shared)
+
     def passes_by_turns(self, workers: Sequence[int]) -> Floats:
         """Return how many times as long passes are for messages, where ranks compute by turns.
 

@@ -246,7 +246,7 @@ class Messages:
         crowded_s = self._crowded_s(exposed, workers, transport, accumulate, local_steps, late_s)
         if not isinstance(jitter, AsRecorded):  # which has its own lateness
             crowded_s = crowded_s * (1 - self.subject.crowding.lateness_share)
-        overhead_s = overhead_s + crowded_s + self.subject.step.crowded_by_ranks_ns * 1e-9
+        overhead_s = overhead_s + crowded_s + self.subject.crowded_by_ranks_s
         step = self.subject.step
         if np.any(step.own_s) or isinstance(transport, MeasuredTransport):
             # Ranks on the same processors compute by turns. The step takes at least the work of all

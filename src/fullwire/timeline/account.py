@@ -194,9 +194,10 @@ class Account:
         computing_s, host_s = parts[Part.COMPUTE.key], parts[Part.HOST.key]
         if self.crowding.source == "probe steps":
             computing_s = self.crowding.alone_s
-        if self.crowding.host_s is not None:
-            host_s = self.crowding.host_s
-        return computing_s + parts[Part.INPUT.key] + host_s
+        if self.crowding.host_s is None:
+            return computing_s + parts[Part.INPUT.key] + host_s
+        # A few turns may have a longer host's part than usual steps, as for a log.
+        return min(computing_s + parts[Part.INPUT.key] + self.crowding.host_s, self.step_s)
 
     @property
     def untold_s(self) -> float:

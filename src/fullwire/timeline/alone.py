@@ -43,8 +43,9 @@ def alone(run: Run, usual: Account) -> Alone:
         of_kinds = tuple(_alone(run, kind) for kind in kinds)
         shares = [kind.share for kind in usual.kinds.kinds]
         time_s, low_s, high_s = np.dot(shares, [each[:3] for each in of_kinds]).tolist()
-        besides = np.dot(shares, [each[-3:] for each in of_kinds]).tolist()
-        found = Alone(time_s, low_s, high_s, of_kinds, usual.crowding.is_told, *besides)
+        besides = [(each.input_s, each.host_s, each.by_ranks_s) for each in of_kinds]
+        besides_s = np.dot(shares, besides).tolist()
+        found = Alone(time_s, low_s, high_s, of_kinds, usual.crowding.is_told, *besides_s)
     else:
         found = _alone(run, usual)
     _FOUND[run] = found

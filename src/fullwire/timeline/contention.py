@@ -23,6 +23,7 @@ The step of a plan, and a simulated step, name the computing by which communicat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
@@ -79,9 +80,14 @@ class Turns(NamedTuple):
     """What a rank did in turns: its computing as a share of that beside its machine's ranks."""
 
     share: float
-    host_ns: float
+    host_ns: Whole  # of each turn
+    kind: Whole  # of each turn
     steps: int
     scatter: float
+
+    def of(self, place: int) -> Turns:
+        """Return the same with the host's part of the turns of one kind, if there are any."""
+        return self._replace(host_ns=self.host_ns[self.kind == place])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -109,7 +115,7 @@ class Probed:
         return np.asarray(self.computed_ns[chosen & (self.marks == "probe")], np.int64)
 
     def in_turns(self, kind: Whole) -> Turns | None:
-        """Compare its turns with its other probe steps of the same kind."""
+        """Compare its turns with its other probe steps of the same kind; `kind` has each one's."""
         is_turn, each = self.marks == "turns", list[float]()
         for place in np.unique(kind[kind >= 0]).tolist():
             usual_ns = self.apart_ns(kind == place)
@@ -119,7 +125,7 @@ class Probed:
             return None
         share = float(np.median(each))
         scatter = 1.4826 * float(np.median(abs(np.array(each) / max(share, 1e-9) - 1)))
-        return Turns(share, float(np.median(self.host_ns[is_turn])), len(each), scatter)
+        return Turns(share, self.host_ns[is_turn], kind[is_turn], len(each), scatter)
 
 
 class ByKind(NamedTuple):
@@ -151,13 +157,18 @@ def crowding_by_kind(
     turned = [each.in_turns(kind) for each, kind in zip(probed, kind_of, strict=True)]
     apart_ns = [each.apart_ns() for each in probed]
 
-    def told(chosen: NDArray[np.bool_], probed_ns: Sequence[Whole], times: float = 1.0) -> Crowding:
+    def told(
+        chosen: NDArray[np.bool_],
+        probed_ns: Sequence[Whole],
+        turned: Sequence[Turns | None],
+        times: float = 1.0,
+    ) -> Crowding:
         computed, outside, overlapped = (
             list(each[:, chosen]) for each in (computed_ns, outside_ns, overlapped_ns)
         )
         return crowding_of(run, ranks, probed_ns, turned, computed, outside, overlapped, times)
 
-    of_all = told(is_usual, apart_ns)
+    of_all = told(is_usual, apart_ns, turned)
     shares, of_kinds = np.broadcast_to(of_all.shares[:, None], computed_ns.shape), []
     for place in range(len(kinds.kinds)):
         of_kind_ns = [
@@ -167,7 +178,8 @@ def crowding_by_kind(
         if all(map(len, of_kind_ns)):
             every_ns, own_ns = (sum(map(np.median, each)) for each in (apart_ns, of_kind_ns))
             times = float(own_ns / max(every_ns, 1.0))
-        of_kinds.append(told(is_usual & (places == place), of_kind_ns, times))
+        in_kind = [each and each.of(place) for each in turned]
+        of_kinds.append(told(is_usual & (places == place), of_kind_ns, in_kind, times))
         shares = np.where(places == place, of_kinds[-1].shares[:, None], shares)
     return ByKind(of_all, tuple(of_kinds), shares)
 
@@ -259,14 +271,15 @@ def _by_probe_steps(
         1.4826 * float(np.median(abs(lengths_ns / max(np.median(lengths_ns), 1.0) - 1)))
         for lengths_ns in apart_ns
     ]
-    hosts_ns = np.zeros(len(ranks))
+    hosts_ns = np.full(len(ranks), np.nan)
     in_turns = [each for each in turned if each is not None]
     probes = min(map(len, apart_ns))
     if is_by_turns := len(in_turns) == len(ranks):
         alone_ns = wall_ns * [each.share for each in in_turns]
         probes = min(each.steps for each in in_turns)
         scatter = [each.scatter for each in in_turns]
-        hosts_ns = np.array([each.host_ns for each in in_turns])
+        if all(len(each.host_ns) for each in in_turns):
+            hosts_ns = np.array([np.median(each.host_ns) for each in in_turns])
     unsent_s, alone_s, host_s = (
         float(np.sort(lengths_ns)[(len(ranks) - 1) // 2]) * 1e-9
         for lengths_ns in (unsent_ns, alone_ns, hosts_ns)
@@ -275,7 +288,7 @@ def _by_probe_steps(
         "probe steps",
         np.clip(1 - alone_ns / usual_ns, 0.0, 1.0),
         alone_s,
-        host_s if is_by_turns else None,
+        None if math.isnan(host_s) else host_s,
         max(unsent_s - alone_s, 0.0),
         probes,
         is_by_turns,

@@ -26,16 +26,17 @@ it, and counts its turns there. The first of them also announces the next step w
 so one step ahead: the sums of the step between end on no rank before the announcement.
 
 Nothing may harm the job. A rank that waits too long ends the turns of all ranks for good. So does
-one that issues another collective in its turn, because the others have to join it.
+one that issues another collective in its turn, because the others have to join it. So shards, sums
+by hand, several passes with sums, several optimizers, and an optimizer that sends end them. Such a
+job has one step in which this is found. It is no probe, and is left out of step times too.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
 import functools
-import mmap
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -53,15 +54,15 @@ from .processors import ran_and_waited_ns
 FIRST = (5, 8, 13, 15, 18)
 # A long job has more probes, as the machine may change. The number is a prime for the same reason.
 THEN_EVERY, UP_TO = 53, 1000
-# Steps, counted from 0, that are no other probes. With two to four kinds of steps that take turns,
-# the first three are of two or three kinds.
-IN_TURNS = (6, 11, 16, 31, 46)
+# Steps, counted from 0, that are no other probes. Some programs do more in each second, third,
+# fourth or fifth step, and at most two of the first three are such.
+IN_TURNS = (6, 10, 17, 32, 43)
 _LONGEST_S = 10.0  # that the turns of a step may add to it
-_MOST_RANKS = 1024
-_PATIENCE, AT_LEAST_S = 4.0, 1.0  # times as long as the turns of all should take; seconds
+# A rank waits for so many times as long as the turns of all should take, and for these seconds.
+_PATIENCE, AT_LEAST_S = 4.0, 1.0
 _POLL_S = 2e-3  # more often, the others would slow down the rank whose turn it is
-_OVER, _ANNOUNCED, _FIRST_RANK = 0, 1, 2  # places in the file; then each rank has two
-_COUNT, _STEP = 0, 1  # a rank's: 1 and the turns that it has had, and the steps that it has taken
+_OVER, _ANNOUNCED, _FIRST_RANK = 0, 1, 2  # places in the file; then each rank has three
+_IS_HERE, _COUNT, _STEP = 0, 1, 2  # a rank's: the turns that it has had, and the steps
 _WAITED_FOR = ("allgather", "reducescatter")
 
 
@@ -107,6 +108,8 @@ class Probes:
         if self._may_hold and self._journal.is_open:
             self._turns.step_ended(self._steps, is_kept_apart=is_kept_apart)
             is_probe |= self._turns.is_on
+        else:
+            self._turns.stop()
         self.is_on = is_probe and self._may_hold and self._journal.is_open
 
     def before_passes(self, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -304,19 +307,22 @@ class Turns:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._places = memoryview(array.array("q", [1]))  # over, until the ranks share a file
-        self._rank = -1
+        self._file = -1  # that the ranks share
+        self._rank, self._world, self._count = -1, 0, 0
         self._members: Sequence[int] = ()  # the ranks of this machine
         self._ended_s = self._step_s = 0.0  # when the last step ended, and how long it was
         self._state: _State = "before"
+        self._sums_since_ns = 0
         self.is_on = False
 
     def step_ended(self, steps: int, *, is_kept_apart: bool) -> None:
         """Note a step with turns that ends, and decide whether step number `steps` has turns."""
         if self.is_on:
             is_whole = self._state == "after the sums" and is_kept_apart
+            began_ns = time.monotonic_ns()
             self._end("before")
-            is_whole = is_whole and not self._is_over
+            self._note_wait(began_ns)
+            is_whole = is_whole and not self._places()[_OVER]
             self._journal.note(Note.TURNS, int(is_whole), time.monotonic_ns(), 0)
             if not is_whole:
                 self.stop()
@@ -324,30 +330,39 @@ class Turns:
         self._step_s, self._ended_s = now_s - self._ended_s, now_s
         self.is_on = False
         if steps <= IN_TURNS[-1] and self._joined(steps):
-            self.is_on = steps in IN_TURNS and self._places[_ANNOUNCED] == steps
+            self.is_on = steps in IN_TURNS and self._places()[_ANNOUNCED] == steps
             if steps + 1 in IN_TURNS and self._rank == self._members[0]:
                 self._announce(steps + 1)
 
     def passes_begin(self) -> None:
         """Wait for this rank's turn to compute the passes of a step."""
         if self._state == "before":
+            began_ns = time.monotonic_ns()
             self._begin("in passes")
-        elif self._state == "after the sums":  # these passes belong to the turn before
+            self._note_wait(began_ns)
+        elif self._state == "after the sums":  # these passes have sums of their own
             self.stop()
 
     def passes_end(self) -> None:
         """End this rank's turn, and wait for those of the others."""
         if self._state == "in passes":
+            self._sums_since_ns = time.monotonic_ns()
             self._end("in the sums")
+        elif self._state == "after the sums":
+            self.stop()
 
     def sums_end(self) -> None:
         """Wait for this rank's turn to do the rest of the step."""
         if self._state == "in the sums":
             self._begin("after the sums")
+            self._note_wait(self._sums_since_ns)  # no time of the sums is the program's own
 
     def optimizer_begins(self, *, is_leading: bool) -> None:
-        """Check that this is the one optimizer of the step, after sums that could wait."""
-        if self._state != "after the sums" or not is_leading:
+        """Check that this is the one optimizer of the step, and that its sums could wait.
+
+        An optimizer with a closure begins before the passes.
+        """
+        if self._state == "in passes" or not is_leading:
             self.stop()
 
     def interrupted(self) -> None:
@@ -357,81 +372,93 @@ class Turns:
 
     def stop(self) -> None:
         """End the turns of all ranks, in this step and in those to come."""
-        self._places[_OVER] = 1
+        self._put(_OVER, 1)
 
-    @property
-    def _is_over(self) -> bool:
-        return bool(self._places[_OVER])
+    def _places(self) -> Sequence[int]:
+        """Read all places; they say that turns are over where nothing can be read."""
+        size = 8 * (_FIRST_RANK + 3 * self._world)
+        with contextlib.suppress(OSError):
+            if self._file >= 0 and len(told := os.pread(self._file, size, 0)) == size:
+                return memoryview(told).cast("q")
+        return [1] * (size // 8)
+
+    def _put(self, place: int, value: int) -> None:
+        if self._file >= 0:
+            try:
+                os.pwrite(self._file, value.to_bytes(8, sys.byteorder), 8 * place)
+            except OSError:  # as on a full disk: there are no more turns here, and the others' end
+                self._file = -1
+
+    def _place(self, which: int, rank: int | None = None) -> int:
+        return _FIRST_RANK + 3 * (self._rank if rank is None else rank) + which
 
     def _joined(self, steps: int) -> bool:
         """Say whether this rank takes part in turns, and tell the others its number of steps."""
         if self._rank < 0:
             self._join()
-        if self._is_over:
+        places = self._places()
+        if places[_OVER]:
             return False
-        self._places[self._place(self._rank, _STEP)] = steps
+        self._put(self._place(_STEP), steps)
         if not self._members and steps + 2 >= IN_TURNS[0]:  # all ranks have ended their first step
-            ranks = range(dist.get_world_size())
-            self._members = [rank for rank in ranks if self._places[self._place(rank, _COUNT)]]
+            ranks = range(self._world)
+            self._members = [rank for rank in ranks if places[self._place(_IS_HERE, rank)]]
         return len(self._members) > 1
 
     def _join(self) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             return
-        self._rank, world = dist.get_rank(), dist.get_world_size()
-        if not 1 < world <= _MOST_RANKS or torch.cuda.is_initialized():
+        self._rank, self._world = dist.get_rank(), dist.get_world_size()
+        if self._world < 2 or torch.cuda.is_initialized():
             return  # devices have their own memory
+        # Each job, and each attempt of it, has a file of its own.
+        names = ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+        name = ".".join(["turns", machine_here(), *(os.environ.get(name, "") for name in names)])
+        path = Path(self._journal.directory) / name
+        building = path.with_name(f"{name}.{self._rank}")
         try:
-            path = Path(self._journal.directory) / f"turns.{machine_here()}"
-            self._places = _shared(path, self._rank)
+            building.write_bytes(bytes(8 * (_FIRST_RANK + 3 * self._world)))
+            with contextlib.suppress(FileExistsError):  # another rank was first
+                os.link(building, path)
+            self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except (OSError, ValueError):  # as on a full disk: there are no turns
             return
-        self._places[self._place(self._rank, _COUNT)] = 1
-
-    @staticmethod
-    def _place(rank: int, which: int) -> int:
-        return _FIRST_RANK + 2 * rank + which
+        finally:
+            building.unlink(missing_ok=True)
+        self._put(self._place(_IS_HERE), 1)
 
     def _announce(self, step: int) -> None:
         """Announce the next step with turns if it does not take too long.
 
         A rank that joined the job late has taken fewer steps than the others.
         """
-        taken = [self._places[self._place(rank, _STEP)] for rank in self._members]
+        places = self._places()
+        taken = [places[self._place(_STEP, rank)] for rank in self._members]
         if max(taken) - min(taken) <= 1 and len(self._members[1:]) * self._step_s <= _LONGEST_S:
-            self._places[_ANNOUNCED] = step
+            self._put(_ANNOUNCED, step)
 
     def _begin(self, state: _State) -> None:
         place = self._members.index(self._rank)
-        self._wait_for(self._members[:place], self._places[self._place(self._rank, _COUNT)] + 1)
+        self._wait_for(self._members[:place], self._count + 1)
         self._state = state
 
     def _end(self, state: _State) -> None:
         """Count a turn that ends, and wait until all others have had as many."""
         if self._state in _IN_A_TURN:
-            own = self._place(self._rank, _COUNT)
-            self._places[own] += 1
-            self._wait_for(self._members, self._places[own])
+            self._count += 1
+            self._put(self._place(_COUNT), self._count)
+            self._wait_for(self._members, self._count)
         self._state = state
 
     def _wait_for(self, ranks: Sequence[int], count: int) -> None:
-        """Wait until these ranks have counted so far, but not for long."""
-        began_ns, began_s = time.monotonic_ns(), time.monotonic()
-        until_s = began_s + AT_LEAST_S + _PATIENCE * len(self._members) * self._step_s
-        places = [self._place(rank, _COUNT) for rank in ranks]
-        while not self._is_over and any(self._places[place] < count for place in places):
+        """Wait until these ranks have had so many turns, but not for long."""
+        patience_s = min(_PATIENCE * len(self._members) * self._step_s, _PATIENCE * _LONGEST_S)
+        until_s = time.monotonic() + AT_LEAST_S + patience_s
+        at = [self._place(_COUNT, rank) for rank in ranks]
+        while not (places := self._places())[_OVER] and any(places[each] < count for each in at):
             if time.monotonic() > until_s:
                 self.stop()
             time.sleep(_POLL_S)
-        self._journal.note(Note.TURN, 0, began_ns, time.monotonic_ns() - began_ns)
 
-
-def _shared(path: Path, rank: int) -> memoryview[int]:
-    """Map a file of whole numbers, which are 0 at first, into the memory of each rank."""
-    building = path.with_name(f"{path.name}.{rank}")
-    building.write_bytes(bytes(8 * (_FIRST_RANK + 2 * _MOST_RANKS)))
-    with contextlib.suppress(FileExistsError):  # another rank was first
-        os.link(building, path)
-    building.unlink()
-    with path.open("r+b") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
+    def _note_wait(self, since_ns: int) -> None:
+        self._journal.note(Note.TURN, 0, since_ns, time.monotonic_ns() - since_ns)
