@@ -946,6 +946,25 @@ def test_a_longer_recording_is_written_less_often(
     assert (gaps_ns <= 0.27e9 + (np.array(written_ns[:-1]) - began_ns) / 8).all()
 
 
+def test_journals_of_short_steps_are_deflated_though_writes_come_more_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write comes each 64 passes too: such a block has some 10 KB of notes, or 6 KB of passes."""
+    now_ns = 10**12
+    monkeypatch.setattr("time.monotonic_ns", lambda: now_ns)
+    journal = Journal(str(tmp_path))
+    for step in range(10 * MOST_PASSES):
+        for note in range(12):
+            journal.note(Note.ISSUE, step, now_ns + note * 1000, note)
+        journal.note_pass(0, now_ns, [10_000 * number for number in range(20)])
+        now_ns += 2_000_000
+        journal.write_if_due()
+    journal.close()
+    [file] = tmp_path.iterdir()
+    plain_bytes = 10 * MOST_PASSES * (12 * 13 + 20 * 4)
+    assert file.stat().st_size < plain_bytes / 2
+
+
 def test_notes_wait_in_bounded_memory(tmp_path: Path) -> None:
     journal = Journal(str(tmp_path))
     for number in range(10 * MOST_WAITING):
