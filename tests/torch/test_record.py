@@ -700,8 +700,8 @@ def test_of_two_buckets_the_one_that_failed_has_no_end(tmp_path: Path) -> None:
         "good, bad = torch.futures.Future(), torch.futures.Future()\n"
         "good.set_result([])\n"
         "bad.set_exception(ValueError('a rank died'))\n"
-        "collectives._bucket_ended(0, bad)\n"
-        "collectives._bucket_ended(1, good)\n"
+        "collectives._bucket_ended(0, 0, 0, bad)\n"
+        "collectives._bucket_ended(1, 0, 0, good)\n"
         "assert not journal.waiting\n"
         "collectives.step_begins(None, (), {})\n"
         "assert [note[:2] for note in journal.waiting] == [(Note.END, 1)]\n"
@@ -713,13 +713,52 @@ def test_of_two_buckets_the_one_that_failed_has_no_end(tmp_path: Path) -> None:
 def test_no_bucket_of_a_pass_that_went_well_is_asked_whether_it_failed(tmp_path: Path) -> None:
     """DDP has asked each of them: a question takes 5 us, with caches full of the job's data."""
     job = (
+        "import math, threading\n"
         "class Asked:\n"
         "    def value(self): raise AssertionError('DDP knows')\n"
-        "collectives._bucket_ended(0, Asked())\n"
-        "collectives.pass_ended(True)\n"
-        "collectives._bucket_ended(1, Asked())\n"
-        "collectives.pass_ended(False)\n"
+        "here = threading.get_ident()\n"
+        "collectives._bucket_ended(0, 1000, here, Asked())\n"
+        "collectives.pass_ended(1000)\n"
+        "collectives._bucket_ended(1, 2000, here, Asked())\n"
+        "collectives.pass_ended(math.inf)\n"
         "assert [note[:2] for note in journal.waiting] == [(Note.END, 0)]\n"
+    )
+    run_with_collectives(job, tmp_path)
+
+
+@needs_torch
+def test_a_bucket_that_failed_after_its_pass_or_beside_it_has_no_end(tmp_path: Path) -> None:
+    """A pass that goes well next, or on another thread, knows nothing of it."""
+    job = (
+        "import math, threading, torch\n"
+        "good, bad = torch.futures.Future(), torch.futures.Future()\n"
+        "good.set_result([])\n"
+        "bad.set_exception(ValueError('a rank died'))\n"
+        "here = threading.get_ident()\n"
+        "collectives.pass_ended(math.inf)\n"
+        "collectives._bucket_ended(0, 999, here, bad)\n"
+        "collectives._bucket_ended(1, 999, here, good)\n"
+        "collectives._bucket_ended(2, 1001, here + 1, bad)\n"
+        "collectives._bucket_ended(3, 1001, here + 1, good)\n"
+        "collectives._bucket_ended(4, 1002, here, good)\n"
+        "collectives.pass_ended(1000)\n"
+        "assert [note[1] for note in journal.waiting] == [1, 3, 4]\n"
+    )
+    run_with_collectives(job, tmp_path)
+
+
+@needs_torch
+@pytest.mark.parametrize("call", ["pass_ended(0)", "step_begins(None, (), {})"])
+def test_a_job_goes_on_where_its_buckets_cannot_be_noted(tmp_path: Path, call: str) -> None:
+    job = (
+        "import torch\n"
+        "good = torch.futures.Future()\n"
+        "good.set_result([])\n"
+        "def full(events): raise MemoryError('full')\n"
+        "journal.note_all = full\n"
+        "collectives._bucket_ended(0, 0, 0, good)\n"
+        f"collectives.{call}\n"
+        "assert not journal.is_open\n"
     )
     run_with_collectives(job, tmp_path)
 
@@ -762,6 +801,36 @@ def test_groups_are_asked_for_their_counts_less_and_less_often(tmp_path: Path) -
         "    looks.add(unseen._looked_ns)\n"
         "gaps_s = [(then - now) / 1e9 for now, then in zip(sorted(looks), sorted(looks)[1:])]\n"
         "assert 0.25 < gaps_s[0] <= 0.51 and 2 < gaps_s[-1] < 2.02, gaps_s\n"
+    )
+    run_with_collectives(job, tmp_path)
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("step_s", "job_s"), [(0.01, 0.5), (0.3, 2.4), (0.3, 3), (0.5, 10), (1.9, 60), (0.01, 60)]
+)
+def test_one_unseen_collective_a_step_is_told_whatever_came_after_the_last_look(
+    tmp_path: Path, step_s: float, job_s: float
+) -> None:
+    steps = round(job_s / step_s)
+    job = (
+        "import time, torch.distributed as dist\n"
+        "class Group:\n"
+        "    group_name, issued = 'of all', 0\n"
+        "    def _get_sequence_number_for_group(self): return self.issued\n"
+        "group, now_ns = Group(), 10**12\n"
+        "dist.is_initialized = lambda: True\n"
+        "dist.distributed_c10d._world.pg_map[group] = None\n"
+        "time.monotonic_ns = lambda: now_ns\n"
+        f"for _ in range({steps}):\n"
+        f"    now_ns, group.issued = now_ns + {round(step_s * 1e9)}, group.issued + 1\n"
+        "    collectives._unseen.step_ends()\n"
+        "del dist.distributed_c10d._world.pg_map[group]\n"
+        "collectives._unseen.say()\n"
+        "[said] = [it['sentence'] for it in journal._definitions if it['kind'] == 'missing']\n"
+        "count = int(said.split()[3])\n"
+        # At most an eighth of the job came after the last look, or a quarter of a second at first.
+        f"assert {steps} * 7 / 8 - 0.25 / {step_s} - 2 <= count < {steps}, said\n"
     )
     run_with_collectives(job, tmp_path)
 
@@ -875,6 +944,25 @@ def test_a_longer_recording_is_written_less_often(
     assert gaps_ns[-1] == pytest.approx(1e9, rel=0.1)
     # A signal takes at most the first wait and an eighth of the recording.
     assert (gaps_ns <= 0.27e9 + (np.array(written_ns[:-1]) - began_ns) / 8).all()
+
+
+def test_journals_of_short_steps_are_deflated_though_writes_come_more_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write comes each 64 passes too: such a block has some 10 KB of notes, or 6 KB of passes."""
+    now_ns = 10**12
+    monkeypatch.setattr("time.monotonic_ns", lambda: now_ns)
+    journal = Journal(str(tmp_path))
+    for step in range(10 * MOST_PASSES):
+        for note in range(12):
+            journal.note(Note.ISSUE, step, now_ns + note * 1000, note)
+        journal.note_pass(0, now_ns, [10_000 * number for number in range(20)])
+        now_ns += 2_000_000
+        journal.write_if_due()
+    journal.close()
+    [file] = tmp_path.iterdir()
+    plain_bytes = 10 * MOST_PASSES * (12 * 13 + 20 * 4)
+    assert file.stat().st_size < plain_bytes / 2
 
 
 def test_notes_wait_in_bounded_memory(tmp_path: Path) -> None:

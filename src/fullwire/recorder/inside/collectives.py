@@ -11,8 +11,8 @@ the collective has no part in it.
 DDP's buckets have a short way of their own (`of_buckets`). They are most of a usual job's
 collectives. The job has filled the processor's caches since the last one, so each call of a
 function costs some 3 us, and each call into torch 5 to 25 us. So a bucket's size is asked for once
-in the life of its tensor. After a pass that went well, no bucket is asked whether it failed: DDP
-has asked.
+in the life of its tensor. After a pass that went well, none of its buckets is asked whether it
+failed: DDP has asked.
 
 A communication hook is called as usual. The time until it returns is its own work, except the time
 of issuing collectives and waiting for them. Functions that it leaves for the end of a future count
@@ -26,6 +26,7 @@ import itertools
 import math
 import os
 import sys
+import threading
 import time
 import weakref
 from collections import Counter, defaultdict, deque
@@ -75,7 +76,7 @@ _MUCH_MORE = 1.1  # times what was noted: a loss is noted again
 _MOST_UNSETTLED = 64  # buckets; a program may take its steps without an optimizer of torch
 _LOOK_S, _MOST_LOOKS = 0.001, 2000  # a collective never ends if its other ranks are gone
 _GOODBYE_S = 0.02
-_now, _thread_time = time.monotonic_ns, time.thread_time_ns
+_now, _thread_time, _thread = time.monotonic_ns, time.thread_time_ns, threading.get_ident
 _ISSUE, _partial = Note.ISSUE, functools.partial  # for a bucket: each look into a module counts
 _SEQUENCES = (list, tuple)
 # A bucket of DDP: its tensor, its group's name, its signature's number, and its group's count.
@@ -85,7 +86,7 @@ _when_done = torch._C.Future.add_done_callback  # torch's own, as the hooks' use
 
 def watch_collectives(
     journal: Journal, clock: Clock, probes: Probes | None
-) -> Callable[[bool], None]:
+) -> Callable[[float], None]:
     """Begin to note the collectives of all callers; return what a pass calls at its end."""
     codec = HookWork(journal)
     collectives = _Collectives(journal, clock, codec, probes)
@@ -159,8 +160,8 @@ class _Collectives:
         self._callbacks = self._bucket_ended, self._ended
         self._references = self._count_references()
         self._buckets: dict[int, _Bucket] = {}  # by the identity of their tensors
-        # Buckets that have ended, well or badly: number, time and Future.
-        self._unsettled: deque[tuple[int, int, Any]] = deque()
+        # Buckets that have ended, well or badly: number, time of issue, its thread, end and Future.
+        self._unsettled: deque[tuple[int, int, int, int, Any]] = deque()
         # Collectives that keep their own times.
         self._telling: deque[tuple[int, Any, Any]] = deque()
         self._rounding = _Rounding(journal)
@@ -198,10 +199,10 @@ class _Collectives:
         if self._unsettled:
             self._settle()
 
-    def pass_ended(self, is_well: bool) -> None:
-        """Note the ends of a pass's buckets; it fails if DDP finds that one of them failed."""
+    def pass_ended(self, well_since_ns: float) -> None:
+        """Note the ends of buckets; those that this thread issued since then are known as well."""
         if self._unsettled:
-            self._settle(is_well)
+            self._settle(well_since_ns)
 
     def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Look now and then for collectives that the wrappers missed."""
@@ -285,7 +286,8 @@ class _Collectives:
                     note((_ISSUE, number, issued_ns, bucket[2]))
                     if len(unsettled) >= _MOST_UNSETTLED:
                         self._settle()
-                    _when_done(work.get_future(), _partial(callbacks[0], number))
+                    ended = _partial(callbacks[0], number, issued_ns, _thread())
+                    _when_done(work.get_future(), ended)
             except Exception as error:  # the job goes on
                 journal.give_up(error)
             journal.spent_ns = _thread_time() - started
@@ -306,22 +308,29 @@ class _Collectives:
         self._buckets[id(tensor)] = bucket
         return bucket
 
-    def _bucket_ended(self, number: int, future: Any) -> None:
+    def _bucket_ended(self, number: int, issued_ns: int, thread: int, future: Any) -> None:
         """Remember the time; to ask the future whether it failed would keep Gloo's thread."""
-        self._unsettled.append((number, _now(), future))
+        self._unsettled.append((number, issued_ns, thread, _now(), future))
 
-    def _settle(self, is_well: bool = False) -> None:
-        """Note the ends of the buckets that did not fail; to ask each takes 5 us."""
-        started, unsettled = self._journal.starts_work(), self._unsettled
-        ended = []
-        while unsettled:
-            try:
-                ended.append(unsettled.popleft())
-            except IndexError:  # another thread took it
-                break
-        self._journal.note_all(
-            [(Note.END, number, at_ns, 0) for number, at_ns, it in ended if is_well or _is_well(it)]
-        )
+    def _settle(self, well_since_ns: float = math.inf) -> None:
+        """Note the ends of the buckets that did not fail; to ask each takes 5 us.
+
+        DDP has asked those of a pass that went well. Others may have failed after their own pass
+        did, or in another thread's.
+        """
+        started, unsettled, here = self._journal.starts_work(), self._unsettled, _thread()
+        ends = []
+        try:
+            while unsettled:
+                try:
+                    number, issued_ns, thread, ended_ns, future = unsettled.popleft()
+                except IndexError:  # another thread took it
+                    break
+                if (issued_ns >= well_since_ns and thread == here) or _is_well(future):
+                    ends.append((Note.END, number, ended_ns, 0))
+            self._journal.note_all(ends)
+        except Exception as error:  # the job goes on
+            self._journal.give_up(error)
         self._journal.ends_work(started)
 
     def _note(
@@ -522,8 +531,8 @@ class Unseen:
         self._journal = journal
         self._first: _Look | None = None
         self._last: _Look = {}
-        self._steps = 0
-        self._looked_ns, self._gap_ns = 0, _EVERY_NS
+        self._steps = self._steps_then = 0  # since the first look, and those up to the last one
+        self._looked_ns = self._gap_ns = 0
         # By name of the group, since the group began: a number that others keep and count up.
         self.seen: defaultdict[str, list[int]] = defaultdict(lambda: [0])
 
@@ -532,7 +541,8 @@ class Unseen:
         self._steps += 1
         now_ns = time.monotonic_ns()
         if self._journal.is_open and now_ns - self._looked_ns > self._gap_ns:
-            self._gap_ns = min(2 * self._gap_ns, _AT_MOST_EVERY_NS)
+            # An eighth longer each time, so that the last look is never long before the end.
+            self._gap_ns = min(self._gap_ns + self._gap_ns // 8 or _EVERY_NS, _AT_MOST_EVERY_NS)
             self._looked_ns, started = now_ns, self._journal.starts_work()
             groups = list(dist.distributed_c10d._world.pg_map) if dist.is_initialized() else []
             self._last = {}
@@ -544,12 +554,16 @@ class Unseen:
                 self._last[group.group_name] = counted, self.seen[group.group_name][0]
             if self._first is None:
                 self._first, self._steps = self._last, 0
+            self._steps_then = self._steps
             self._journal.ends_work(started)
 
     def say(self) -> None:
-        """Report the unseen collectives, if steps have some; a few belong to models made later."""
+        """Report those unseen up to the last look, if its steps have some each.
+
+        A few belong to models made later. Steps after the last look tell nothing.
+        """
         count = sum((_past_us(self._last) - _past_us(self._first or {})).values())
-        if self._steps and count >= self._steps:
+        if 0 < self._steps_then <= count:
             sentence = f"its groups counted {count} collectives or messages that were not seen"
             self._journal.define(kind="missing", sentence=sentence)
 

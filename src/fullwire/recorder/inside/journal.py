@@ -51,7 +51,8 @@ NOISE_VARIABLE = "FULLWIRE_NOISE"  # Set if gradient noise is to be noted.
 MOST_WAITING = 2048  # Notes of 32 bytes, which are some 0.4 MB in Python.
 MOST_HELD = 16 * MOST_WAITING  # One backward pass may bring this many before any other note.
 MOST_PASSES = 64  # Passes that wait, with eight bytes for each gradient.
-WORTH_DEFLATING_BYTES = 16_384  # Less, once a second, is at most 60 MB an hour.
+# Writes come each second, and each 64 passes too: larger limits double the journals of short steps.
+WORTH_DEFLATING_BYTES = 4096
 PLAIN = b"p"  # Plain content begins so, and deflated content never does.
 # Notes of so much time may be lost to kill -9: at first, and from some six seconds on, as samples
 # are. The code for a write has left the caches by the next one, so a longer write costs no more.
@@ -137,7 +138,7 @@ class Journal:
         self._passes.clear()
         self._definitions = list(self._defined)
         self._file = -1
-        self._written_ns, self._wait_ns = time.monotonic_ns(), min(FIRST_WAIT_NS, LONGEST_WAIT_NS)
+        self._written_ns, self._wait_ns = time.monotonic_ns(), FIRST_WAIT_NS
         self._writing = threading.Lock()
 
     def note(self, kind: int, number: int, time_ns: int, rest: int = 0) -> None:

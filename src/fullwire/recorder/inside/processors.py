@@ -69,7 +69,11 @@ class _OwnTimes:
         os.register_at_fork(after_in_child=self.forget)
 
     def forget(self) -> None:
-        """Open the file anew: a child's thread has the name of the one that forked it off."""
+        """Open the file anew: a child's thread has the name of the one that forked it off.
+
+        Python calls this after its own forks. A child that C code forked off reads the times of its
+        parent's thread for as long as it keeps the file.
+        """
         self._known_as = None
 
     def read(self) -> tuple[int, int]:

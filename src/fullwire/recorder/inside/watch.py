@@ -15,8 +15,9 @@
     evaluation     Module.train(False), which eval() calls, until Module.train()
     collectives    collectives.py
 
-The recorder never reads or changes a tensor, and keeps none, except that the futures of DDP's
-buckets are kept until the next step. It adds no synchronisation. The module clock.py takes times on
+The recorder never reads or changes a tensor. It keeps weak references to the tensors of DDP's
+buckets. It keeps a bucket's future, which holds the result, until the pass ends; if the bucket ends
+later, until the next step or pass. It adds no synchronisation. The module clock.py takes times on
 a CUDA device. ARCHITECTURE.md describes the other ways that were possible.
 """
 
@@ -93,7 +94,7 @@ def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None
     _watch_evaluation(journal, gradients)
     for place, names in _SAVES.items():
         after_import(place, functools.partial(_watch_saving, journal, place, names))
-    buckets_ended: Callable[[bool], None] | None = None
+    buckets_ended: Callable[[float], None] | None = None
     if dist.is_available():
         watch_reducer(journal, COLLECTIVES)
         watch_names(COLLECTIVES)
@@ -182,7 +183,7 @@ def _watch_backward(
     clock: Clock,
     gradients: Gradients,
     noise: GradientNoise | None,
-    buckets_ended: Callable[[bool], None] | None,
+    buckets_ended: Callable[[float], None] | None,
 ) -> None:
     backward = torch.autograd.backward
 
@@ -194,17 +195,17 @@ def _watch_backward(
         # In this order, because no gradient may be ready before its pass began.
         gradients.adding.pass_begins()
         gradients.is_in_pass, began, after_ns = True, clock.moment(), _now()
-        is_well = False
+        well_since_ns = math.inf  # if the pass fails
         try:
             result = backward(*args, **kwargs)
-            is_well = True
+            well_since_ns = after_ns
         finally:
             gradients.is_in_pass = False
             gradients.backwards += 1
             ended = clock.moment()
             clock.note(Note.BACKWARD, gradients.adding.pass_ended(), began, ended)
             if buckets_ended is not None:
-                buckets_ended(is_well)
+                buckets_ended(well_since_ns)
         if gradients.due:
             gradients.tell(after_ns)
         if noise is not None:

@@ -12,10 +12,11 @@ and two processes differ by more than a recorder costs. Both ways train the same
 through a DDP of its own. They share all memory except DDP's buckets. The buckets are made anew for
 each request, alternately for the one way first and for the other.
 
-The learning rate is 0, so that all steps do equal work. A turn has several steps, so that the
-recorder's occasional work happens in each turn. One more step comes first and is not counted: the
-change itself makes it slow. Python has to look up each function anew, and the sampler wakes up with
-all its work due.
+The learning rate is 0, so that all steps do equal work. A turn has several steps, so that most
+turns hold some of the recorder's occasional work. A turn may be shorter than the second between two
+writes, so some turns hold no write. One more step comes first and is not counted: the change itself
+makes it slow. Python has to look up each function anew, and the sampler wakes up with all its work
+due.
 """
 
 from __future__ import annotations
