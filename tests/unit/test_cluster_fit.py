@@ -836,7 +836,7 @@ def test_the_interval_of_a_cloud_holds_the_quickest_and_the_slowest_of_its_trans
 
 @pytest.mark.parametrize("latency_s", [0.0, 0.5e-6, 5e-6])
 def test_the_latency_of_an_adapter_does_not_rule_a_slow_network_out(latency_s: float) -> None:
-    """It moves no time, so the upper end has 120 us more with it and without."""
+    """It moves no time, so the upper end still has 120 us more."""
     nics = Nics(rate_bps=400e9, per_node=8, latency_s=latency_s)
     where = replace(cluster("dgx-h100", 4), nics=nics)
     for op in ("allreduce", "alltoall"):
