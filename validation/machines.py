@@ -270,7 +270,8 @@ def main() -> None:
             anchor="public tables of nccl-tests and alike; each two device counts fitted in turn, "
             "the others judged from 64 KiB. Start-ups and widths of intervals were chosen on the "
             "machines of ../shared/data. The others come from NVIDIA/nccl-tests#309 and public "
-            "repositories; one table of each cloud but nd-a100-v4 chose its latency.",
+            "repositories. Tables of p5, a3-high and a3-mega chose their latencies, and the "
+            "payload shares of the last two; p4d has the latency that AWS states.",
             measure="relative error of the time",
             tables=[results.Table(columns=columns, rows=rows)],
             **results.said_of(all_fits.errors, all_fits.holds),

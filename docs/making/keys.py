@@ -196,8 +196,6 @@ MEANINGS: Mapping[str, str] = {
     "their `count` in a node that is not full, or that they may be `faster`.",
     "rests_on_least": "Whether the time is by a rate within a node that may be higher. Then the "
     "interval reaches down to the fastest known links.",
-    "network_lacks": "The fields without which a description leaves open how fast its network is. "
-    "Then the interval reaches up to the slowest networks of public tables.",
     # ---- plan
     "plan.model": "The model.",
     "plan.cluster": "The cluster; of several, the best by the objective.",
@@ -374,6 +372,8 @@ MEANINGS: Mapping[str, str] = {
     "adds": "Whether switches add up what passes them.",
     "of_tables": "Whether the rate is that of full nodes in the tables of a fit, which do not tell "
     "how many NICs a node has.",
+    "lengthens_hops": "Whether each message of a hop pays the latency, as in the transports of "
+    "clouds.",
     "rate_is_least": "Whether the links may be faster, because a fit had no table of one node.",
     "other_hosts": "Hosts with another link.",
     "links.kind": "The kind of link.",

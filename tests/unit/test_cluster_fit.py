@@ -29,7 +29,7 @@ from fullwire.clusters.cluster import (
 )
 from fullwire.clusters.description import as_toml, described
 from fullwire.clusters.measured import Measured, Protocol
-from fullwire.collectives.cost import bus_factor
+from fullwire.collectives.cost import AddTimes, bus_factor
 from fullwire.collectives.fitting import Table, fitted
 from fullwire.collectives.library import (
     library_time,
@@ -38,7 +38,7 @@ from fullwire.collectives.library import (
     with_large,
 )
 from fullwire.collectives.playing import TunedTime
-from fullwire.collectives.usual import USUAL_PROTOCOLS, usual
+from fullwire.collectives.usual import USUAL_PROTOCOLS, usual, with_usual_startup
 from fullwire.errors import UsageError
 from fullwire.findings.collective import collective_findings, tuning_findings
 from fullwire.report.cluster import plot_cluster_fit, print_cluster_fit
@@ -813,53 +813,83 @@ def test_rings_fill_most_of_fast_nics(nodes: int, size: int, time_s: float) -> N
 def test_built_in_clouds_take_as_long_as_posted_tables_say(
     name: str, op: str, devices: int, size: int, time_s: float
 ) -> None:
-    """Rows of tables that chose no figure of the cluster."""
+    """The figures of p5, a3-high and a3-mega were chosen after a look at these tables."""
     said = library_time(op, cluster(name), size, devices)
-    assert said.time_s == pytest.approx(time_s, rel=0.26)
+    # Of 200 Gbps, two nodes of A100 fill more than the usual share; Echo's 16 nodes fill less.
+    most = 0.24 if name == "nd-a100-v4" else 0.2
+    assert said.time_s == pytest.approx(time_s, rel=most)
     assert said.low_s <= time_s <= said.high_s
 
 
-def test_an_interval_reaches_the_slowest_network_that_a_description_allows() -> None:
-    """A latency and a share of the NICs' rate rule slow networks out. One node has no network."""
-    where = cluster("a3-ultra")
-    open_nics = replace(where.nics, latency_s=0.0)
-    states = {
-        ("nics.latency", "nics.payload_share"): open_nics,
-        ("nics.latency",): replace(open_nics, payload_share=0.9),
-        ("nics.payload_share",): where.nics,
-        (): replace(where.nics, payload_share=0.9),
-    }
-    for op, size in (("allreduce", 2**20), ("allgather", 2**30)):
-        high_s = []
-        for lacks, nics in states.items():
-            said = library_time(op, replace(where, nics=nics), size, 16)
-            assert said.network_lacks == lacks
-            high_s.append(said.high_s)
-        assert high_s[0] == max(high_s)
-        assert high_s[-1] == min(high_s) < 0.85 * high_s[0]
-    slow = replace(open_nics, latency_s=75e-6, payload_share=0.5)
-    for size in (2**power for power in range(16, 34)):
-        among = library_time("allgather", replace(where, nics=open_nics), size, 16)
-        slowest_s = library_time("allgather", replace(where, nics=slow), size, 16).time_s
-        assert among.time_s < slowest_s <= among.high_s * (1 + 1e-9)
-    assert library_time("allreduce", replace(where, nics=open_nics), 2**30, 8).network_lacks == ()
-    told = fw.collective("allreduce", bytes="1GiB", cluster="p5", nodes=2)
-    [words] = [each for each in map(sentence, collective_findings(told)) if "leaves out" in each]
-    assert "leaves out nics.payload_share. Some clouds" in words
+def test_the_interval_of_a_cloud_holds_the_quickest_and_the_slowest_of_its_transports() -> None:
+    """Of p5, tables differ by a factor of three between versions of its software."""
+    where = cluster("p5", 2)
+    once = replace(where.nics, lengthens_hops=False)
+    slow = replace(where.nics, latency_s=75e-6, payload_share=0.5)
+    for size in (2**power for power in range(14, 34)):
+        told = library_time("allreduce", where, size, 16)
+        for nics in (once, slow):
+            time_s = library_time("allreduce", replace(where, nics=nics), size, 16).time_s
+            assert told.low_s <= time_s * (1 + 1e-9)
+            assert time_s <= told.high_s * (1 + 1e-9)
 
 
-def test_a_longer_way_between_nodes_costs_each_of_a_hops_messages() -> None:
+@pytest.mark.parametrize("latency_s", [0.0, 0.5e-6, 5e-6])
+def test_the_latency_of_an_adapter_does_not_rule_a_slow_network_out(latency_s: float) -> None:
+    """It moves no time, so the upper end still has 120 us more."""
+    nics = Nics(rate_bps=400e9, per_node=8, latency_s=latency_s)
+    where = replace(cluster("dgx-h100", 4), nics=nics)
+    for op in ("allreduce", "alltoall"):
+        for size in (2**13, 2**16, 2**24):
+            told = library_time(op, where, size, 32)
+            assert told.high_s > 1.3 * told.time_s + 120e-6
+
+
+def test_a_clouds_latency_lengthens_hops_by_a_factor_and_any_other_counts_once() -> None:
     """Up to the latency of the slowest known network; beyond it, a distance counts once."""
-    where = cluster("p5")
-    small, middle, large = range(3)
-    hops_s = [
-        [each.between_hop_s for each in usual(of_latency(where, latency_us)).protocols]
-        for latency_us in (0, 5, 10, 75, 175)
-    ]
-    assert hops_s[0] == hops_s[1]
-    assert hops_s[2] == pytest.approx([2 * hop_s for hop_s in hops_s[0]])
-    assert hops_s[3][large] > 2 * hops_s[3][middle] / 1.5 > hops_s[3][small]
-    assert hops_s[4] == pytest.approx([hop_s + 100e-6 for hop_s in hops_s[3]])
+    clouds, others = (
+        [
+            [each.between_hop_s for each in usual(of_latency(cluster(name), latency_us)).protocols]
+            for latency_us in (0, 5, 10, 75, 175)
+        ]
+        for name in ("p5", "dgx-h100")
+    )
+    assert clouds[:2] == others[:2] == [others[0]] * 2
+    assert clouds[2] == pytest.approx([2 * hop_s for hop_s in clouds[0]])
+    assert clouds[3] == pytest.approx([15 * hop_s for hop_s in clouds[0]])
+    assert clouds[4] == pytest.approx([hop_s + 100e-6 for hop_s in clouds[3]])
+    for longer_us, hops_s in ((5, others[2]), (70, others[3]), (170, others[4])):
+        assert hops_s == pytest.approx([hop_s + longer_us * 1e-6 for hop_s in others[0]])
+
+
+@pytest.mark.parametrize("name", ["p4d", "p5", "a3-high", "a3-mega"])
+@pytest.mark.parametrize("size", [2**16, 2**20, 2**24, 2**27])
+def test_auto_plays_algorithms_with_the_hops_of_a_cloud(name: str, size: int) -> None:
+    """So it ranks like costs: one algorithm is about as quick when played as in a library."""
+    told = fw.collective("allreduce", bytes=size, cluster=name, nodes=4)
+    auto = fw.collective("allreduce", bytes=size, cluster=name, nodes=4, algorithm="auto")
+    assert isinstance(auto, TunedTime)
+    way = "hierarchical-tree"
+    by_library = library_time("allreduce", cluster(name, 4), size, 32, way)
+    assert 0.7 * by_library.time_s < auto.times_s[way] <= by_library.time_s
+    assert auto.time_s > 0.6 * told.time_s
+    assert auto.interval is not None
+    assert auto.interval.high_s < 2.5 * auto.time_s + 50e-6
+
+
+def test_whatif_pays_the_hops_of_a_cloud_too() -> None:
+    """Of 1 MiB, a hop of a few messages takes longer than its bytes."""
+    where = cluster("p4d", 4)
+    once = replace(where, nics=replace(where.nics, lengthens_hops=False))
+    cost_s = []
+    for each in (where, once):
+        links = OnLinks.of(with_usual_startup(each), each.nics.latency_s, is_scattered=False)
+        assert links is not None
+        cost = links.cost("allreduce", "hierarchical-tree", 32)
+        cost_s.append(float(cost.whole_s(2.0**20, AddTimes())))
+    by_library = library_time("allreduce", where, 2**20, 32, "hierarchical-tree").time_s
+    assert cost_s[0] > 1.3 * cost_s[1]
+    assert cost_s[0] == pytest.approx(by_library, rel=0.3)
 
 
 def of_latency(where: Cluster, latency_us: float) -> Cluster:
@@ -880,6 +910,27 @@ def test_the_hosts_of_a_rack_alone_are_parts_of_its_nodes(tmp_path: Path) -> Non
     of_hosts = written(tmp_path / "ours.toml", as_toml(replace(cluster("dgx-h100"), name="ours")))
     with pytest.raises(fw.UsageError, match="36 hosts, and devices_per_node = 8 of ours"):
         fw.fit_cluster([path], cluster=of_hosts)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_host", "states"),
+    [
+        (256, 8, {"devices_per_node": 64}),
+        (256, 8, {"devices_per_node": 32}),
+        (256, 4, {"devices_per_node": 64}),
+        (144, 8, {"cluster": "gb200-nvl72"}),
+        (144, 1, {"cluster": "gb200-nvl72"}),
+    ],
+)
+def test_hosts_that_no_rack_has_are_no_parts_of_a_stated_node(
+    tmp_path: Path, ranks: int, per_host: int, states: dict[str, Any]
+) -> None:
+    """Racks of 36 and 72 devices have hosts of 2 and 4. Others contradict their description."""
+    where = cluster("dgx-h100", ranks // 8)
+    table = a_table(replace(where, nics=replace(where.nics, rate_bps=40e9)), ranks)
+    path = written(tmp_path / "hosts.log", nccl_text(table, per_host=per_host))
+    with pytest.raises(fw.UsageError, match=f"{ranks} ranks on {ranks // per_host} hosts"):
+        fw.fit_cluster([path], **states)
 
 
 def test_an_all_to_all_fills_no_more_of_fast_nics_than_of_others() -> None:

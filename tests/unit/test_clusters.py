@@ -165,7 +165,7 @@ UNIT = 'expected a text with a unit, like "100Gbps"'
             'latency = "4us"',
             "zzz = 1",
             "nics.zzz: no such key, expected per_node, rate, latency, payload_share, of_device, "
-            "of_tables",
+            "of_tables, lengthens_hops",
         ),
         ("share = 0.8", "share = 1.8", "inside.payload_share: expected above 0, up to 1, got 1.8"),
         ("share = 0.8", 'share = "80%"', "inside.payload_share: expected a number, got '80%'"),

@@ -59,7 +59,7 @@ _MOST_PAST_LINE_RATE = 1.05  # Of the described rate: clocks and rounding may ad
 _MOST_BY_ADDING = 1.3
 # Of the NICs' rate: rings and trees of so large messages fill 60 to 96 % of it in public tables.
 _LITTLE, _LARGE_BYTES = 0.4, 2**27
-_MOST_OF_A_HOST = 16  # devices, as in a DGX-2: a larger node is a rack of hosts
+_RACKS, _OF_THEIR_HOSTS = (36, 72), (2, 4)  # devices, of NVL36 and NVL72 of GB200 and GB300
 _MOST_OFF = 0.15  # the median error of a row; fits to public tables have at most half of it
 # Two tables of one question disagree if their times are so many times apart at half of the sizes
 # that they share. From small sizes on, one measurement differs from the next.
@@ -483,7 +483,8 @@ def _check_against(where: Cluster, table: _Shown, has_parts: bool) -> list[str]:
     notes = []
     is_beyond = _is_beyond_nics(table)
     # Of several racks, NICs hold up what their hosts exchange.
-    is_of_racks = nodes > 1 and where.devices_per_node > _MOST_OF_A_HOST
+    is_of_racks = nodes > 1 and where.devices_per_node in _RACKS
+    is_of_racks = is_of_racks and table.fullest in _OF_THEIR_HOSTS
     divides = table.fullest and not where.devices_per_node % table.fullest
     if table.nodes > nodes and (is_beyond or (divides and (has_parts or is_of_racks))):
         more = "are like those of another table" if has_parts else "are parts of stated nodes"

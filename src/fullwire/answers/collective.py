@@ -372,7 +372,6 @@ def _by_library(
         pair_is_open=library.pair_is_open,
         open_of_nics=library.open_of_nics,
         rests_on_least=library.rests_on_least,
-        network_lacks=library.network_lacks,
         interval=Between(low_s=library.low_s, high_s=library.high_s),
     )
 

@@ -86,9 +86,9 @@ class Inside:
 class Nics:
     """The NICs of a node; `of_device` names the one that each device uses, even shares if empty.
 
-    `latency_s` is one way, from a node to another without the spine; in a torus, to the next node.
-    With `of_tables` the rate is of full nodes in tables, which do not tell how many NICs they have.
-    """
+    `latency_s` is one way, to another node without the spine; in a torus, to the next node. With
+    `lengthens_hops` it is a transport's, which each of a hop's messages pays. With `of_tables` the
+    rate is of full nodes in tables, which do not tell how many NICs they have."""
 
     rate_bps: float
     per_node: int = 1
@@ -96,6 +96,7 @@ class Nics:
     payload_share: float = 1.0
     of_device: tuple[int, ...] = ()
     of_tables: bool = False
+    lengthens_hops: bool = False
 
     def __post_init__(self) -> None:
         _check_link("nics", self.rate_bps, self.latency_s, self.payload_share)

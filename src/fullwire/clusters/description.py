@@ -22,6 +22,7 @@
     payload_share = 0.956         # share of the rate that is left for payload
     of_device = [0, 1, 2, 3, 4, 5, 6, 7]  # the NIC of each device; all are shared if it is missing
     of_tables = false             # true: the rate is that of full nodes in the tables of a fit
+    lengthens_hops = false        # true: the latency is a cloud's transport's, in each message
 
     [network]                     # one switch if it is missing
     kind = "fat-tree"             # or "switch", "rails", "torus"
@@ -188,7 +189,7 @@ def _inside(table: _Table) -> Inside:
 
 
 def _nics(table: _Table, default: int) -> Nics:
-    table.check_keys(("per_node", *_LINK_KEYS, "of_device", "of_tables"))
+    table.check_keys(("per_node", *_LINK_KEYS, "of_device", "of_tables", "lengthens_hops"))
     return Nics(
         per_node=table.count("per_node", default),
         rate_bps=table.rate("rate"),
@@ -196,6 +197,7 @@ def _nics(table: _Table, default: int) -> Nics:
         payload_share=table.number("payload_share", 1.0),
         of_device=table.whole_numbers("of_device"),
         of_tables=table.flag("of_tables"),
+        lengthens_hops=table.flag("lengthens_hops"),
     )
 
 
@@ -420,6 +422,8 @@ def as_toml(cluster: Cluster) -> str:
         lines.append(f"of_device = {list(cluster.nics.of_device)}")
     if cluster.nics.of_tables:
         lines.append("of_tables = true")
+    if cluster.nics.lengthens_hops:
+        lines.append("lengthens_hops = true")
     network = cluster.network
     lines += ["", "[network]", f'kind = "{network.kind}"']
     if isinstance(network, Torus):

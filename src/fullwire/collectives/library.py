@@ -47,8 +47,7 @@ from fullwire.collectives.usual import (
     USUAL_PAIR_SHARE,
     USUAL_PROTOCOLS,
     USUAL_TREE_SHARE,
-    network_lacks,
-    on_slow_network,
+    ends_of_transport,
     usual,
 )
 from fullwire.errors import UsageError
@@ -74,6 +73,7 @@ _OF_OTHER_SIZE, _MOST_UNSETTLED = 0.15, 1.0  # and so many such doublings are to
 _SMALL_BYTES, _OF_SMALL, _OF_SMALL_AND_USUAL = 2**22, 0.1, 0.35
 _WIDTH = 1.8  # standard deviations on each side
 _TOLD_APART = 0.1  # of the logarithm of a time: fits that are this close have one answer
+_OF_CLOUD_S = 120e-6  # Networks of clouds take so much longer between nodes. A table tells.
 _QUICKER, _LEAST_FILLED = 0.9, 0.55  # of the time that links allow, of their rate
 # A device also copies its own share of the vector, which no link carries. Its cost, as a share of
 # that of a byte on the link: 0.1 to 0.8 in the tables of seven kinds of devices, mostly 0.3 to 0.5.
@@ -132,7 +132,6 @@ class LibraryTime:
     pair_is_open: bool = False  # whether two nodes send half as much as more do
     open_of_nics: OpenOfNics | None = None  # what no table tells of them
     rests_on_least: bool = False  # on a rate within a node that is only known to be reached
-    network_lacks: tuple[str, ...] = ()  # fields, without which the interval has slow networks
 
 
 def needs(
@@ -413,6 +412,7 @@ def _time_by(
         if ring_s >= _HELD_UP * ring_between_s or rests_on_least_rate(op, cluster, workers):
             open_of_nics, ends = open_of_nics or "faster", (*ends, with_fastest_nics(cluster))
     is_unknown = cluster.measured is None or open_of_nics == "rate"
+    may_be_cloud = is_unknown and workers > cluster.devices_per_node
     inside_s, between_s = of_algorithms[way].byte_s(measured, protocol)
     low_s, high_s = time_s / off, time_s * off
     for end in ends:
@@ -421,10 +421,12 @@ def _time_by(
         there = {name: there[name] for name in of_algorithms}
         end_s = float(ways_s(measured, there, sizes)[1].min()) * beside
         low_s, high_s = min(low_s, end_s / off), max(high_s, end_s * off)
-    is_open = is_unknown and workers > cluster.devices_per_node
-    if is_open:
-        slow = on_slow_network(measured, cluster.nics)
-        high_s = max(high_s, float(ways_s(slow, of_algorithms, sizes)[1].min()) * beside)
+    if may_be_cloud and cluster.measured is None and cluster.nics.lengthens_hops:
+        transports = ends_of_transport(cluster)
+        fast_s, slow_s = (float(ways_s(each, of_algorithms, sizes)[1].min()) for each in transports)
+        low_s, high_s = min(low_s, fast_s), max(high_s, slow_s)
+    elif may_be_cloud:
+        high_s += _OF_CLOUD_S
     if rests_on_least := rests_on_least_rate(op, cluster, workers):
         among = needs(op, with_fastest_inside(cluster), workers)
         low_s = min(low_s, float(ways_s(measured, among, sizes)[1].min()) / off)
@@ -438,7 +440,6 @@ def _time_by(
         lacks=_lacks(measured, op, cluster, workers, unsettled),
         open_of_nics=open_of_nics,
         rests_on_least=rests_on_least,
-        network_lacks=network_lacks(cluster.nics) if is_open and not measured.source else (),
     )
 
 
@@ -531,11 +532,15 @@ def by_protocols(cluster: Cluster, op: str) -> tuple[Cluster, ...]:
     """Return a fitted cluster as each protocol of its library uses it, that for large ones last.
 
     A description states the latencies of adapters and switches, and one start-up. A fit finds the
-    hops, the start-up and the filled shares of each protocol. A cluster without a fit is as it is.
+    hops, the start-up and the filled shares of each protocol. A cloud whose latency lengthens hops
+    has the usual ones. Any other cluster without a fit is as it is.
     """
-    if cluster.measured is None:
+    measured = cluster.measured
+    if measured is None and cluster.nics.lengthens_hops and not isinstance(cluster.network, Torus):
+        measured = usual(cluster)
+    if measured is None:
         return (cluster,)
-    protocols = cluster.measured.protocols[FIRST_IN_PAIRS if op == "alltoall" else 0 :]
+    protocols = measured.protocols[FIRST_IN_PAIRS if op == "alltoall" else 0 :]
     large, found = protocols[-1], []
     for each in protocols:
         inside, nics = cluster.inside, cluster.nics
@@ -556,11 +561,12 @@ def around(time_s: float, cluster: Cluster, op: str, workers: int) -> tuple[floa
 
     A machine is hardly quicker than its links. It may have the usual start-up and hops of a slow
     protocol, and fill links as little as the worst machines in public tables. This range is set by
-    hand and is not calibrated. The links of a fitted cluster have its library's hops already.
+    hand and is not calibrated. The links of a fitted cluster or of a cloud have their hops already.
     """
     if workers == 1 or time_s == 0:
         return time_s, time_s
-    beyond_s, has_hops = USUAL_PROTOCOLS[-1].startup_s, cluster.measured is not None
+    beyond_s = USUAL_PROTOCOLS[-1].startup_s
+    has_hops = cluster.measured is not None or cluster.nics.lengthens_hops
     if op in FITTED_OPS and not isinstance(cluster.network, Torus) and not has_hops:
         times_s = ways_s(usual(cluster), needs(op, cluster, workers), [0.0])[1]
         beyond_s = max(beyond_s, float(times_s.max()))

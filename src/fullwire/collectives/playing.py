@@ -60,8 +60,7 @@ class CollectiveTime(Result):
     tree, and `may_add` one where nothing tells whether the switches in the nodes add. The interval
     holds their times, too. With `pair_is_open` it also holds both answers to the question whether
     two nodes send half as much as more do. `open_of_nics` names what no table tells of the NICs.
-    With `rests_on_least` the links within a node may be faster than the cluster says. With
-    `network_lacks`, a description lacks these fields, and the network may be a slow one.
+    With `rests_on_least` the links within a node may be faster than the cluster says.
     """
 
     op: str
@@ -89,7 +88,6 @@ class CollectiveTime(Result):
     pair_is_open: bool = False
     open_of_nics: OpenOfNics | None = None
     rests_on_least: bool = False
-    network_lacks: tuple[str, ...] = ()
 
     def _in_short(self) -> Iterator[str]:
         where = "" if self.cluster is None else f" on {self.cluster}"

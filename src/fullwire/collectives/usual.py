@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fullwire.clusters.cluster import Cluster, Inside, Nics
+from fullwire.clusters.cluster import Cluster, Inside
 from fullwire.clusters.measured import Measured, Protocol
 
 # The usual protocols, for a cluster without tables of its own. Their figures are medians over
@@ -51,11 +51,12 @@ _USUAL_INSIDE = (
 # H100 on 4 and on 128 nodes (88, 92 and 92 %). Up to 200 Gbps they fill the usual share, and it
 # rises between both rates, so that no time jumps.
 _SLOW_NIC_BPS, _FAST_NIC_BPS, _FAST_NIC_SHARE = 200e9, 400e9, 0.88
-# The usual hops are of adapters with at most so long a way. A hop is several messages in a row, so
-# it grows with the latency that a description states. The longest one that tables confirm is EFA's
-# on p4d: a longer one is a matter of distance, which a hop's messages cover together. The least
-# filled NICs of a machine that works are those of GPUDirect-TCPX.
-_ADAPTERS_S, SLOWEST_S, LEAST_FILLED = 5e-6, 75e-6, 0.5
+# The usual hops are of adapters with at most so long a way. A hop is several messages in a row.
+# Each pays the latency of a cloud's transport (`lengthens_hops`), so the hop grows by a factor.
+# Any other latency counts once. The longest one that tables confirm is EFA's on p4d: a longer one
+# is a matter of distance, which a hop's messages cover together. The least filled NICs of a machine
+# that works are those of GPUDirect-TCPX.
+_ADAPTERS_S, _SLOWEST_S, _LEAST_FILLED = 5e-6, 75e-6, 0.5
 USUAL_TREE_SHARE, USUAL_PAIR_SHARE, USUAL_SWITCH_SHARE = 0.9, 0.7, 0.82
 _OF_USUAL = 0.17  # how sure a time is without tables: the deviation of its logarithm
 # Than a tree of two nodes needs. Switches that add make links look up to 1.3 times as fast, and
@@ -67,12 +68,15 @@ _CLEARLY_MORE, _ABOUT_AS_MUCH = 1.4, 0.8
 def usual(cluster: Cluster) -> Measured:
     """Return the usual protocols on links of these kinds, for a machine without tables.
 
-    The description's payload shares stay, and its latency between nodes lengthens hops. A tree of
-    two nodes sends half where NICs hold it up (`half_weight`).
+    The description's payload shares and long latencies between nodes stay. A tree of two nodes
+    sends half where NICs hold it up (`half_weight`).
     """
     own = 1.0 if cluster.inside is None else cluster.inside.payload_share
     nics, large = cluster.nics, USUAL_PROTOCOLS[-1]
-    factor, beyond_s = _longer(nics.latency_s)
+    beyond_s, factor = max(nics.latency_s - _ADAPTERS_S, 0.0), 1.0
+    if nics.lengthens_hops:
+        factor = min(max(nics.latency_s, _ADAPTERS_S), _SLOWEST_S) / _ADAPTERS_S
+        beyond_s = max(nics.latency_s - _SLOWEST_S, 0.0)
     protocols: tuple[Protocol, ...] = USUAL_PROTOCOLS
     switch_share = USUAL_SWITCH_SHARE
     for rate_bps, of_kind, share in _USUAL_INSIDE:
@@ -109,32 +113,17 @@ def usual(cluster: Cluster) -> Measured:
     )
 
 
-def _longer(latency_s: float) -> tuple[float, float]:
-    """Return the cost of a hop on so long a way: a factor of the usual one, and seconds beyond."""
-    reached_s = min(max(latency_s, _ADAPTERS_S), SLOWEST_S)
-    return reached_s / _ADAPTERS_S, max(latency_s - SLOWEST_S, 0.0)
+def ends_of_transport(cluster: Cluster) -> tuple[Measured, Measured]:
+    """Return the quickest and the slowest usual protocols of a cloud's transport.
 
-
-def network_lacks(nics: Nics) -> tuple[str, ...]:
-    """Return the fields without which a description leaves open how fast its network is."""
-    stated = {"nics.latency": nics.latency_s != 0, "nics.payload_share": nics.payload_share != 1}
-    return tuple(name for name, is_stated in stated.items() if not is_stated)
-
-
-def on_slow_network(measured: Measured, nics: Nics) -> Measured:
-    """Return protocols on the slowest network that a description leaves open."""
-    factor, _ = _longer(SLOWEST_S if nics.latency_s == 0 else 0.0)
-    filled = measured.protocols[-1].between_share
-    share = min(LEAST_FILLED / filled, 1.0) if nics.payload_share == 1 else 1.0
-    protocols = tuple(
-        replace(
-            protocol,
-            between_hop_s=protocol.between_hop_s * factor,
-            between_share=protocol.between_share * share,
-        )
-        for protocol in measured.protocols
-    )
-    return replace(measured, protocols=protocols)
+    Tables of one cloud differ by a factor of two and more between versions of its software. The
+    quickest hop has the latency once.
+    """
+    nics = cluster.nics
+    latency_s, share = max(nics.latency_s, _SLOWEST_S), min(nics.payload_share, _LEAST_FILLED)
+    quickest = replace(nics, lengthens_hops=False)
+    slowest = replace(nics, latency_s=latency_s, payload_share=share)
+    return usual(replace(cluster, nics=quickest)), usual(replace(cluster, nics=slowest))
 
 
 def with_usual_startup(cluster: Cluster) -> Cluster:

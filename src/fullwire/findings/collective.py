@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from fullwire.collectives.left_open import FASTEST_NIC_BPS, SLOWEST_NIC_BPS, OpenOfNics
 from fullwire.collectives.playing import CollectiveTime, TunedTime
 from fullwire.collectives.tuning import Range
-from fullwire.collectives.usual import LEAST_FILLED, SLOWEST_S
 from fullwire.findings.finding import Finding
 
 
@@ -128,19 +127,6 @@ class RestsOnLeastRate(Finding):
         "one node. They may be much faster, and the interval reaches down to the fastest known. "
         "Fit a table of one node, or state inside.rate."
     )
-
-
-class NetworkIsOpen(Finding):
-    """A description of several nodes does not say how fast the network between them is."""
-
-    template = (
-        "The description leaves out {lacks:list}. Some clouds take {longest_s:time} for a message "
-        "between nodes, or fill {least:.0%} of the NICs. The interval reaches up to them."
-    )
-
-    lacks: tuple[str, ...]
-    least: float
-    longest_s: float
 
 
 class SendsNothing(Finding):
@@ -391,9 +377,6 @@ def collective_findings(result: CollectiveTime) -> Iterator[Finding]:
     yield from about_nics(result.open_of_nics)
     if result.rests_on_least:
         yield RestsOnLeastRate()
-    if result.network_lacks:
-        lacks = result.network_lacks
-        yield NetworkIsOpen(lacks=lacks, least=LEAST_FILLED, longest_s=SLOWEST_S)
     if result.level == "usual" and result.workers > 1:
         yield UsualStartUp(cluster=result.cluster)
     if result.busiest_share is not None:
