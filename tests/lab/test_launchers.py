@@ -83,7 +83,8 @@ def test_each_rank_has_one_thread_unless_the_user_set_another_number(
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
     with Lab(describe(workers=workers, rate=["1Gbps"])) as lab:
-        assert ("Each rank has OMP_NUM_THREADS=1" in summary(lab)) == (given is None)
+        told = "Each rank has OMP_NUM_THREADS=1, since OMP_NUM_THREADS is not set here"
+        assert (told in summary(lab)) == (given is None)
         assert run_job(lab, ["sh", "-c", "echo $OMP_NUM_THREADS"]) == 0
     assert capfd.readouterr().out.split() == [given or "1"] * workers
 
@@ -253,6 +254,27 @@ def test_the_configuration_file_of_accelerate_tells_its_options(
             tmp_path / "accelerate", "launch", "--config_file", str(named), "train.py"
         )
         assert warned.format(file=named) in first
+
+
+def test_the_file_that_accelerate_reads_is_the_one_that_the_warning_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Formerly the usual file counted for a shell script, and the script's own for accelerate."""
+    usual = tmp_path / "accelerate" / "default_config.yaml"
+    usual.parent.mkdir()
+    usual.write_text("num_processes: 1\n")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "accelerate").write_text("#!/bin/sh\n")
+    (tmp_path / "bin" / "accelerate").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    two, script = tmp_path / "two.json", tmp_path / "go.sh"
+    two.write_text('{"distributed_type": "NO", "num_processes": 2}')
+    script.write_text(f"accelerate launch --config_file {two} train.py\n")
+    [first, _] = played("sh", script)
+    assert f"(--num_processes 2 from {two})" in first
+    [silent] = played("accelerate", "launch", "train.py", "--config_file", two)
+    assert "sent nothing" in silent
 
 
 @needs_torch

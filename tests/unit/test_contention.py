@@ -366,13 +366,16 @@ def test_a_comparison_names_the_processors_that_other_programs_used() -> None:
     """Formerly the second job was slower, more than noise, and nothing named them."""
     told: dict[str, Any] = {"machines": 1, "processors": 3, "processor_s": by_rank(0.030)}
     quiet = probed(a_trained_job(), 80.0, **told)
-    beside = dataclasses.replace(quiet, hosts=busy_hosts(quiet))
+    longer = probed(a_trained_job(late_ms=200.0), 80.0, **told)
+    same_length = dataclasses.replace(quiet, hosts=busy_hosts(quiet))
+    beside = dataclasses.replace(longer, hosts=busy_hosts(longer))
     of_others = f"{share_of_others(beside):.0%}"
     assert fw.compare(quiet, beside).warnings[0] == (
         f"Other programs used 0% of the processors beside the first run and {of_others} beside the "
         "second: the change may be theirs, or a part of it."
     )
-    assert not any("programs" in note for note in fw.compare(quiet, quiet).warnings)
+    for before, after in ((quiet, longer), (quiet, same_length), (same_length, beside)):
+        assert not any("programs" in note for note in fw.compare(before, after).warnings)
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.030])

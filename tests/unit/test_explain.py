@@ -16,6 +16,7 @@ import pytest
 import fullwire as fw
 from fullwire.errors import FullwireError, UsageError
 from fullwire.findings.evidence.samples import carried_evidence
+from fullwire.lab.description import describe
 from fullwire.report.explanation import next_commands, print_explanation
 from fullwire.run.facts import Facts, FactValue
 from fullwire.run.gaps import Gap
@@ -906,6 +907,9 @@ nics = { rate = "1Gbps" }
 """
 
 
+USUAL_FRAMES = {"payload_share": describe(workers=1, rate=["1Gbps"]).payload_share}
+
+
 @pytest.mark.parametrize(
     ("more", "made_by", "can_tune"),
     [
@@ -916,15 +920,21 @@ nics = { rate = "1Gbps" }
             "--workers 3 --rate 1Gbps --rate 2:300Mbps",
             False,
         ),
+        ({"hosts": "host0,host0,host1,host1"}, "--workers 2 --rate 1Gbps", True),
+        ({"hosts": "host0,host0", **USUAL_FRAMES}, "--workers 1 --rate 1Gbps", True),
+        ({"congestion": "bbr"}, "--workers 3 --rate 1Gbps --congestion bbr", True),
         ({"cluster": TWO_OF_EACH}, None, False),
+        ({"faults": "300 ms slow 1 100 Mbps"}, None, False),
+        ({"payload_share": 0.9927}, None, False),
     ],
 )
 def test_the_next_command_makes_the_lab_of_the_run_again(
     more: dict[str, Any], made_by: str | None, can_tune: bool
 ) -> None:
-    """Formerly a lab of other links, or of one rank on a host, so of another job."""
-    run = a_trained_job(buckets=8)
-    told = Facts(hosts="host0,host1,host2", machines=1, **more)
+    """Formerly a lab of other links or hosts, or without the run's faults, so of another job."""
+    facts: dict[str, Any] = {"hosts": "host0,host1,host2", "machines": 1} | more
+    told = Facts(**facts)
+    run = a_trained_job(buckets=8, ranks=len(str(told.hosts).split(",")))
     found = fw.explain(dataclasses.replace(run, facts=run.facts | told))
     [first, *_] = next_commands(found, "job.run", is_full=True)
     assert first.startswith(f"fullwire lab run {made_by} -o") == (made_by is not None)
@@ -932,4 +942,4 @@ def test_the_next_command_makes_the_lab_of_the_run_again(
     worth_it = dataclasses.replace(codec.forecast, step_s=0.001)
     found = dataclasses.replace(found, fixes=(dataclasses.replace(codec, forecast=worth_it),))
     [first] = next_commands(found, "job.run", is_full=False)
-    assert first.startswith("fullwire tune --allow numeric --lab --workers 3") is can_tune
+    assert first.startswith("fullwire tune --allow numeric --lab --workers ") is can_tune

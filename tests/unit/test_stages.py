@@ -564,6 +564,40 @@ def test_ranks_of_a_recording_that_wait_as_stages_do_may_be_late_by_schedule(
     assert told not in doubts(dataclasses.replace(written, collectives=others))
 
 
+def served(rank: int, workers: int, slower: float) -> Iterator[Part]:
+    """Yield a step of a rank that hands gradients to a server, which is rank 0."""
+    yield "work", False, slower * 1000
+    yield "work", True, slower * 2000
+    if rank:
+        yield "send", "send", "gradients", (rank, 0), ACTIVATIONS
+        yield "send", "recv", "parameters", (0, rank), ACTIVATIONS
+        yield "wait", "parameters"
+        return
+    for worker in range(1, workers + 1):
+        yield "send", "recv", ("gradients", worker), (worker, 0), ACTIVATIONS
+    for worker in range(1, workers + 1):
+        yield "wait", ("gradients", worker)
+    yield "work", False, 2000
+    for worker in range(1, workers + 1):
+        yield "send", "send", ("parameters", worker), (0, worker), ACTIVATIONS
+
+
+def test_a_worker_of_a_server_that_computes_longer_is_late_and_no_schedule_makes_others_wait(
+    tmp_path: Path,
+) -> None:
+    """Formerly the sentence named the rank and its work, and the next one said that none is."""
+    programs = [served(rank, 2, 4.0 if rank == 1 else 1.0) for rank in range(3)]
+    run = Played(100, programs=programs).traced(tmp_path)
+    run = dataclasses.replace(
+        run, provenance=dataclasses.replace(run.provenance, origin="measured")
+    )
+    found = fw.explain(run, bandwidth="100Gbps").verdict
+    told = " ".join(map(sentence, (*found.findings, found.sureness)))  # type: ignore[arg-type]
+    assert "Rank 1 is late" in told
+    assert "more than usual in computation" in told
+    assert "stages of a pipeline" not in told
+
+
 WRITTEN: dict[str, Any] = {
     "1F1B": lambda: [stage(rank, 4, 4, 1, 1.0) for rank in range(4)],
     "a late rank": lambda: [in_chunks(rank, later_us=300.0 * (rank == 2)) for rank in range(4)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -339,8 +340,12 @@ def test_layers_within_a_node_use_none_of_its_nics(tmp_path: Path) -> None:
 def test_groups_of_some_ranks_are_said_to_use_the_links_asked_for(tmp_path: Path) -> None:
     """Inside a node they would not, and the answer for slow links rested on that silently."""
     run = traced_alone(tmp_path, set())
-    told = "groups of 2 ranks are taken to use the links asked for. Inside a node they would use"
+    told = "links asked for. If a group is inside one node, its links are faster"
     assert any(told in note for note in fw.whatif(run, bandwidth="10Gbps").warnings)
+    apart = Facts(hosts=",".join(f"n{rank}" for rank in range(WORKERS)))
+    on_hosts = dataclasses.replace(run, facts=run.facts | apart)
+    notes = fw.whatif(on_hosts, bandwidth="10Gbps").warnings
+    assert not any("links asked for" in note for note in notes)
     whole = fw.whatif(a_trained_job(), bandwidth="10Gbps")
     assert not any("links asked for" in note for note in whole.warnings)
 

@@ -58,14 +58,17 @@ def test_predictions_of_few_steps_say_why_they_have_no_interval(steps: int, why:
     assert not table.has_intervals
     said = [note for note in table.warnings if "no interval" in note]
     assert said == [
-        f"a test: predictions have no interval. {why} not show how much steps scatter. 3 do."
+        f"a test: predictions have no interval. {why} not show how much steps scatter. At least 3 "
+        "are needed."
     ]
     enough = fw.whatif(a_trained_job(steps=3), transport="full", bandwidth=LINE)
     assert enough.has_intervals
     assert not [note for note in enough.warnings if "no interval" in note]
     both = fw.whatif(a_trained_job(steps=2), transport="measured,full", bandwidth=LINE)
     assert both.has_intervals
-    assert "transport that it does not show have no interval" in " ".join(both.warnings)
+    assert "predictions with a transport that was not measured have no interval" in " ".join(
+        both.warnings
+    )
 
 
 def test_add_times_are_paid_once_per_hop_and_compression_spares_only_the_wire() -> None:

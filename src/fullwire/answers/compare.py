@@ -360,7 +360,7 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
         noise=noise,
         notes=(
             *comparison_notes(
-                sides, [sorted(names) if names - {"warnings"} else [] for names in differing]
+                sides, differing, is_significant=off is not None and abs(math.log(ratio)) > off
             ),
             *([OneOnBothSides()] if are_one else []),
             *(
@@ -558,11 +558,11 @@ def refuse_other_work(before: Run, after: Run) -> None:
                 f"the runs cannot be compared: {fact.meaning} is {pair[0]!r} in one and "
                 f"{pair[1]!r} in the other"
             )
-    pair = gradient_bytes(before), gradient_bytes(after)
-    if None not in pair and abs(pair[0] - pair[1]) > SAME_GRADIENTS * max(pair):  # type: ignore[operator,type-var]
+    one, two = gradient_bytes(before) or 0, gradient_bytes(after) or 0
+    if one and two and abs(one - two) > SAME_GRADIENTS * max(one, two):
         raise UsageError(
-            f"the runs cannot be compared: a step of one has {show_bytes(pair[0])} of gradients, "  # type: ignore[arg-type]
-            f"of the other {show_bytes(pair[1])}: they train different models"  # type: ignore[arg-type]
+            f"the runs cannot be compared: a step of one has {show_bytes(one)} of gradients, "
+            f"of the other {show_bytes(two)}: they train different models, or in another precision"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from statistics import geometric_mean
 from typing import Any
 
@@ -355,7 +355,7 @@ class Side(Finding):
 
 
 class OthersUsedProcessors(Finding):
-    """Other programs used the processors of a side, so the change may be theirs."""
+    """Other programs used the processors beside one run more, so the change may be theirs."""
 
     template = (
         "Other programs used {before:.0%} of the processors beside the first run and {after:.0%} "
@@ -470,14 +470,15 @@ class MoreRecordings(Finding):
 
 
 def comparison_notes(
-    sides: Sequence[Sequence[Run]], differing: Sequence[Sequence[str]]
+    sides: Sequence[Sequence[Run]], differing: Sequence[Set[str]], *, is_significant: bool
 ) -> Iterator[Finding]:
     """Yield the notes on a comparison.
 
-    `differing` names, for each side, the facts in which its recordings differ.
+    `differing` names, for each side, the facts in which its recordings differ. `is_significant` is
+    true where the change is more than noise.
     """
     by_others = [float(np.mean([*map(share_of_others, side)])) for side in sides]
-    if max(by_others) >= MUCH_BESIDE:
+    if is_significant and abs(by_others[1] - by_others[0]) >= MUCH_BESIDE:
         yield OthersUsedProcessors(before=by_others[0], after=by_others[1])
     for side, facts, is_first in zip(sides, differing, (True, False), strict=True):
         for number, run in enumerate(side, 1):
@@ -488,9 +489,9 @@ def comparison_notes(
             here = len(recorded_ranks(run))
             if here < world(run) and not stands_for_all(run):
                 yield SideLacksRanks(side=named, here=here, workers=world(run))
-        if facts:
+        if facts - {"warnings"}:
             whole = Side(is_first=is_first, recording=None)
-            yield RecordingsDiffer(side=whole, facts=tuple(facts))
+            yield RecordingsDiffer(side=whole, facts=tuple(sorted(facts)))
     unseen = [any(map(sends_unseen, side)) for side in sides]
     if any(unseen):
         yield OnlyStepsCompare(is_first=unseen[0], are_both=all(unseen))

@@ -159,14 +159,21 @@ def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
     doubts += beside
     if near:
         doubts.append(RepeatMayDiffer(kinds=tuple(kind.replace("_", " ") for kind in near)))
+    late, there = late_for_most(account) if kind == "straggler" else (None, account)
     if kind == "straggler":
         are_calls = case.run.provenance.origin == "measured"
         handed_on = are_between_stages(case.run.collectives, are_calls=are_calls)
         caused_ns = transfers_of(case.run, {}).caused_ns if handed_on.any() else np.zeros(1)
         of_stages = float(caused_ns[handed_on].sum() / caused_ns.sum()) if caused_ns.any() else 0.0
-        if of_stages > 1 / 2:
+        # Other ranks also wait in sends for a rank that has more work: then no schedule is needed.
+        explained_s = 0.0
+        if late is not None:
+            rows = [there.ranks.index(rank) for rank in late.ranks]
+            explained_s = (
+                float(there.excess_ns[rows][:, there.is_typical].sum(axis=2).mean()) * 1e-9
+            )
+        if of_stages > 1 / 2 and explained_s < there.parts_s[Part.STRAGGLER.key] / 2:
             doubts.append(RanksMayBeStages(share=of_stages))
-    late, there = late_for_most(account) if kind == "straggler" else (None, account)
     is_close = late is not None and bool(beside) and late.share < _SURELY_LATE
     if late is not None and (is_close or names_others_later(there)):
         doubts.append(RepeatMayNameOthers())
@@ -232,8 +239,8 @@ class GroupsUseTheLinks(Finding):
 
     is_assumption = True
     template = (
-        "{run}: groups of {sizes:list} ranks are taken to use the links asked for. Inside a node "
-        "they would use faster ones{can_be_described:?: describe these with --cluster}."
+        "{run}: groups of {sizes:list} ranks are taken to use the links asked for. If a group is "
+        "inside one node, its links are faster{can_be_described:?: describe them with --cluster}."
     )
 
     run: str
@@ -312,8 +319,10 @@ def about_links(
         if op not in ("send", "recv") and not is_inside
         if members and 1 < (size := ranks_among(members, recorded)) < recorded
     }
-    # On processors a run that names all hosts tells which groups are inside one.
-    is_told = sums_on_processors(run) and hosts_of(run) is not None
+    # A run that names all hosts tells which groups are inside one, on processors. With a rank on
+    # each host none is.
+    hosts = hosts_of(run)
+    is_told = hosts is not None and (sums_on_processors(run) or max(hosts.ranks) == 1)
     if grid.cluster is None and sizes and not (is_told or shares_one_host(run)):
         yield GroupsUseTheLinks(
             run=name,
@@ -416,9 +425,10 @@ class StepsAreTooFew(Finding):
 
     is_assumption = True  # that the next steps are like these
     template = (
-        "{run}: predictions{are_others_sure:? of a transport that it does not show} have no "
+        "{run}: predictions{are_others_sure:? with a transport that was not measured} have no "
         "interval. {is_predicted:A predicted step does not show how much steps scatter|{steps:,} "
-        "whole {steps:step does|steps do} not show how much steps scatter. {needed} do}."
+        "whole {steps:step does|steps do} not show how much steps scatter. At least {needed} are "
+        "needed}."
     )
 
     run: str

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import json
 import os
 import re
 import signal
@@ -99,7 +100,8 @@ def run_job(
     launcher = next((word for word in words if word in launchers), None)
     given = " ".join(words)
     if launcher == _ACCELERATE:
-        given, file = _with_config_of_accelerate(given, " ".join(command).split(), environment)
+        whole = words_of(command, keeps_folders=True)
+        given, file = _with_config_of_accelerate(given, whole, environment)
     apart = _APART.search(given)  # such an option keeps a launcher on one host
     is_alone = launcher in _OTHER_LAUNCHERS or (launcher and apart) or _STARTS_ANOTHER.search(given)
     meets = _TO_ANOTHER_HOST.search(given)
@@ -187,7 +189,7 @@ def summary(lab: Lab) -> str:
             "message takes as long here anyway"
         )
     if not _THREADS.keys() & os.environ.keys():
-        words += ". Each rank has OMP_NUM_THREADS=1, for this environment sets no number of threads"
+        words += ". Each rank has OMP_NUM_THREADS=1, since OMP_NUM_THREADS is not set here"
     return (
         f"{hosts} up; links deliver at least {least.delivered_share:.1%} of the "
         f"payload that their line rates allow (host {least.host}: "
@@ -229,14 +231,16 @@ def _torchrun_environment(lab: Lab, rank: int) -> dict[str, str]:
     }
 
 
-def words_of(command: Sequence[str]) -> list[str]:
-    """Return the words of a command and of the shell scripts that it names, without folders."""
+def words_of(command: Sequence[str], *, keeps_folders: bool = False) -> list[str]:
+    """Return the words of a command and of the shell scripts that it names."""
     words = " ".join(command).split()
     for word in command:
         with contextlib.suppress(UsageError, ValueError), opened(Path(word)) as file:
             text = file.read(_FIRST_LINE_BYTES)
             if _SHELL.match(text) or word.endswith(".sh"):
                 words += (text + file.read(_SCRIPT_BYTES)).decode(errors="replace").split()
+    if keeps_folders:
+        return words
     return [word if word.startswith("-") else word.rpartition("/")[2] for word in words]
 
 
@@ -245,10 +249,11 @@ def _with_config_of_accelerate(
 ) -> tuple[str, Path | None]:
     """Return a command with the options that accelerate takes from its file, and that file.
 
-    `words` are those of the command, with folders. Its own options win. It reads the usual file if
-    none is given and computing on processors is not asked for (accelerate/commands/launch.py).
+    `words` are those of the command and its shell scripts, with folders. Its own options win. It
+    reads the usual file if none is given and computing on processors is not asked for
+    (accelerate/commands/launch.py).
     """
-    named = re.search(r" --config[-_]file[= ](\S+)", " ".join(words))
+    named = re.search(_OPTIONS + r"--config[-_]file[= ][\"']?([^\s\"']+)", " ".join(words))
     if named is None and re.search(_OPTIONS + r"--cpu(\s|$)", given):
         return given, None
     cache = environment.get("XDG_CACHE_HOME", "~/.cache")
@@ -257,8 +262,13 @@ def _with_config_of_accelerate(
     text = ""
     with contextlib.suppress(UsageError, ValueError), opened(file) as config:
         text = config.read(_SCRIPT_BYTES).decode(errors="replace")
-    # YAML, or JSON. An option of the same name on the command line wins.
-    values = dict(re.findall(r"""^[ {"']*(\w+)["']?\s*:\s*["']?([\w.]+)""", text, re.MULTILINE))
+    try:
+        of_json = json.loads(text)
+        values = {name: str(value) for name, value in of_json.items() if value is not None}
+    except (ValueError, AttributeError):  # YAML
+        pattern = r"""^[ "']*(\w+)["']?\s*:\s*["']?([\w.]+)"""
+        values = dict(re.findall(pattern, text, re.MULTILINE))
+    # An option of the same name on the command line wins.
     kind = values.get("distributed_type", "").rpartition(".")[2]
     starts = {"DEEPSPEED": "--use_deepspeed", "FSDP": "--use_fsdp"}
     if kind.startswith("MULTI_") and kind != "MULTI_CPU":

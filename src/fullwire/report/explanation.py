@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from math import isclose
 from shlex import quote
 from statistics import median
 from typing import TYPE_CHECKING
@@ -53,6 +54,7 @@ _MOST_RANKS = 32
 _FIRST_FIXES, _FIRST_PARTS, _FIRST_NOTES = 3, 5, 3  # of the first screen
 _LITTLE = 0.001  # of the step: smaller parts have no row of their own there
 _WIDEST = 100  # columns of an account
+_OF_USUAL_FRAMES = 1_448 / 1_514  # the payload of a lab's frames, unless --mtu was given
 _MUCH_GAINED = 1.1  # by a fix that `tune` can try, for it to be the next command
 _MUCH_BESIDE_STEPS = 0.05  # of a run: evaluations or checkpoints that the first screen names
 
@@ -225,15 +227,20 @@ def next_commands(result: Explanation, name: str, *, is_full: bool) -> list[str]
     is_to_be_made = any(fix.place == "script" for fix in result.fixes)
     is_of_a_job = result.provenance.origin == result.provenance.basis == "measured"
     is_known = is_of_a_job and "***" not in source
-    hosts, cluster = (facts.hosts or "").split(","), ""
+    hosts, cluster, congestion = set((facts.hosts or "").split(",")), "", ""
     rates = [("", facts.line_rate_bps or 0.0)]
     rates += [(f"{host:.0f}:", rate_bps) for host, rate_bps in facts.other_line_rates_bps or ()]
-    if facts.machines == 1 and len(set(hosts)) > 1 and facts.line_rate_bps:  # a lab's
+    is_of_a_lab = facts.machines == 1 and (len(hosts) > 1 or facts.payload_share is not None)
+    if is_of_a_lab and facts.line_rate_bps:
         links = [f"--rate {host}{show_rate(bps).replace(' ', '')}" for host, bps in rates]
         if facts.latency_s:
             links.append(f"--latency {show_time(facts.latency_s).replace(' ', '')}")
         cluster = f" --workers {len(hosts)} {' '.join(links)}"
-        is_known &= facts.cluster is None  # the name of a described cluster's file is not kept
+        congestion = f" --congestion {facts.congestion}" if facts.congestion else ""
+        # A run lacks the file of its cluster and the options of its faults. A lab made without
+        # them differs by more than the fix.
+        is_known &= facts.cluster is None and facts.faults is None
+        is_known &= facts.payload_share is None or isclose(facts.payload_share, _OF_USUAL_FRAMES)
     if is_to_be_made and not is_full:
         most_s = (result.fixes_from_s or 0.0) / _MUCH_GAINED
         to_try = [
@@ -248,7 +255,7 @@ def next_commands(result: Explanation, name: str, *, is_full: bool) -> list[str]
             return [f"fullwire tune{allow}{lab} -o tuned -- {source}"]
         return [f"fullwire explain {run} -v"]
     if is_to_be_made and is_known:
-        record = f"fullwire lab run{cluster}" if cluster else "fullwire record"
+        record = f"fullwire lab run{cluster}{congestion}" if cluster else "fullwire record"
         return [f"{record} -o after.run -- {source}", f"fullwire compare {run} after.run"]
     if result.predictor is not None:
         is_measured = isinstance(result.predictor.grid.transports[0], MeasuredTransport)
