@@ -254,9 +254,18 @@ def test_one_workers_host_takes_as_long_as_in_turns() -> None:
     """Beside sums, the host's part is in their shadow, or waits for a processor."""
     for host_ms in (30.0, 50.0):
         run = in_turns(70.0, 80.0, host_ms=host_ms)
-        assert fw.explain(run).baseline_step_s == pytest.approx(0.070 + host_ms * 1e-3)
+        found = fw.explain(run)
+        assert found.baseline_step_s == pytest.approx(0.070 + host_ms * 1e-3)
+        [note] = [each for each in found.warnings if "one worker's step has that" in each]
+        assert f"is {host_ms:.0f} ms where" in note
+        assert "it is 34 ms:" in note
     long = fw.explain(in_turns(70.0, 80.0, host_ms=90.0))  # as for a log in these steps alone
     assert long.baseline_step_s == pytest.approx(long.step_s)
+
+
+def test_a_host_part_that_is_as_in_turns_is_no_news() -> None:
+    found = fw.explain(in_turns(70.0, 80.0, host_ms=34.0)).warnings
+    assert not any("one worker's step has that" in each for each in found)
 
 
 def test_a_rank_on_each_host_is_slowed_by_no_other() -> None:

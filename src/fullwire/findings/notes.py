@@ -93,6 +93,19 @@ class ProbeStepsLeftOut(Finding):
     turns: int | None
 
 
+class HostIsAsInTurns(Finding):
+    """One worker's host part is that of the steps with turns, and not that of the account."""
+
+    template = (
+        "The host's part is {alone_s:time} where ranks computed one after another, and one "
+        "worker's step has that. In the account it is {usual_s:time}: sums hide some of it there, "
+        "or it waits for processors."
+    )
+
+    alone_s: float
+    usual_s: float
+
+
 class NoSamples(Finding):
     """The run was measured without samples of links, sockets or processors."""
 
@@ -231,6 +244,7 @@ class RanksBeyondTheAccount(Finding):
 
 
 # A late rank's excess in these is `straggler`.
+_OTHER_HOST = 0.02  # of one worker's step: a smaller difference is no news
 _WITH_EXCESS = {Part.COMPUTE: "computing", Part.INPUT: "wait for input", Part.HOST: "host part"}
 
 # ---- ranks and transfers -------------------------------------------------------------------------
@@ -401,6 +415,9 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         yield RanksMissing(recorded=len(recorded_ranks(run)), workers=world(run))
     if is_estimated and world(run) > 1:
         yield BaselineIsEstimated()
+        alone_s, usual_s = account.crowding.host_s, account.parts_s[Part.HOST.key]
+        if alone_s is not None and abs(alone_s - usual_s) >= _OTHER_HOST * account.alone_s:
+            yield HostIsAsInTurns(alone_s=alone_s, usual_s=usual_s)
     if world(run) > 1:
         yield from about_kernels(run, account)
     if len(run.collectives) and world(run) > 1:
