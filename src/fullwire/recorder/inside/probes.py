@@ -59,7 +59,7 @@ THEN_EVERY, UP_TO = 53, 1000
 IN_TURNS = (6, 10, 17, 32, 43)
 _LONGEST_S = 10.0  # that the turns of a step may add to it
 # A rank waits for so many times as long as the turns of all should take, and for these seconds.
-_PATIENCE, AT_LEAST_S = 4.0, 1.0
+_PATIENCE, AT_LEAST_S = 4.0, 3.0
 _POLL_S = 2e-3  # more often, the others would slow down the rank whose turn it is
 _OVER, _ANNOUNCED, _FIRST_RANK = 0, 1, 2  # places in the file; then each rank has three
 _IS_HERE, _COUNT, _STEP = 0, 1, 2  # a rank's: the turns that it has had, and the steps
