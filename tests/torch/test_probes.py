@@ -339,6 +339,24 @@ def test_ranks_of_an_earlier_attempt_take_no_turns(
 
 
 @needs_torch
+def test_a_folder_that_takes_no_file_leaves_the_job_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a file system that became read-only: even to remove a file is an error."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError("read-only file system")
+
+    for name in ("write_bytes", "unlink"):
+        monkeypatch.setattr(Path, name, refused)
+    ranks = [turns_of(tmp_path, rank, 2, monkeypatch) for rank in (0, 1)]
+    for number in range(2, IN_TURNS[0] + 1):
+        for turns in ranks:
+            turns.step_ended(number, is_kept_apart=False)
+            assert not turns.is_on
+
+
+@needs_torch
 def test_a_rank_that_waits_in_vain_ends_the_turns_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

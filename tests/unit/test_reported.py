@@ -15,9 +15,9 @@ import pytest
 
 import fullwire as fw
 from fullwire.errors import UsageError
+from fullwire.recorder import journals
 from fullwire.recorder.inside import metrics as inside
 from fullwire.recorder.inside.journal import Journal, Note
-from fullwire.recorder.journals import read_journals
 from fullwire.recorder.printed import Pattern
 from fullwire.recorder.reported import KINDS, Reported, read_printed
 from fullwire.recorder.steps import Steps
@@ -25,6 +25,15 @@ from fullwire.report.contents import print_metrics
 from fullwire.run.run import Metrics
 
 NO_NOTES = dict.fromkeys(KINDS, np.empty((0, 3), np.int64))
+
+
+def a_journal(directory: Path) -> journals.Journal:
+    """Write a journal of one note, and read it."""
+    journal = Journal(str(directory))
+    journal.note(Note.INPUT, 0, 1, 1)
+    journal.close()
+    [read], _ = journals.read_journals([directory])
+    return read
 
 
 def steps_of(*ends_ns: int) -> Steps:
@@ -35,7 +44,7 @@ def steps_of(*ends_ns: int) -> Steps:
 def written(directory: Path, journal: Journal, steps: Steps) -> Metrics:
     """Close a journal, and return the metrics in it."""
     journal.close()
-    [read], _ = read_journals([directory])
+    [read], _ = journals.read_journals([directory])
     reported = Reported()
     reported.add(read, steps, NO_NOTES, 0)
     return reported.metrics([directory])
@@ -49,7 +58,7 @@ def test_each_metric_has_the_samples_that_all_workers_took_so_far(tmp_path: Path
         journal.note(Note.METRIC_STEP, step, time_ns, 0)
         journal.note(Note.METRIC, 0, time_ns, inside.bits_of(1.0))
     journal.close()
-    [read], _ = read_journals([tmp_path])
+    [read], _ = journals.read_journals([tmp_path])
     took = [[8, 5, 1], [8, 35, 1], [24, 75, 1], [24, 105, 1]]
     passes = [[0, 10, 1], [0, 40, 1], [0, 80, 1], [0, 120, 1]]
     notes = {**NO_NOTES, Note.SAMPLES: np.array(took), Note.BACKWARD: np.array(passes)}
@@ -248,7 +257,7 @@ def test_odd_values_and_steps_leave_the_recording_alone(tmp_path: Path) -> None:
     found = written(tmp_path, journal, steps_of(1, 2, 2**62))
     assert found.value.tolist() == [float("inf"), 0.5, 0.25]
     assert found.step.tolist() == [2, 2, 7]
-    [read], _ = read_journals([tmp_path])
+    [read], _ = journals.read_journals([tmp_path])
     [told] = read.defined("missing")  # once, and not each step
     assert told["sentence"] == (
         "a metric that it reported could not be noted "
@@ -283,7 +292,7 @@ def test_noise_of_a_worker_that_joined_belongs_to_the_steps_of_the_job(tmp_path:
     journal = Journal(str(tmp_path))
     journal.note(Note.ZERO_GRAD, 0, 5, 0)
     journal.close()
-    [read], _ = read_journals([tmp_path])
+    [read], _ = journals.read_journals([tmp_path])
 
     def notes(*own: tuple[int, float], mean: float) -> dict[int, np.ndarray]:
         rows = [[0, time_ns, inside.bits_of(value)] for time_ns, value in own]
@@ -308,7 +317,7 @@ def test_a_process_that_is_forked_off_knows_the_names_of_metrics(tmp_path: Path)
     journal.start_anew()  # as a child does
     taken.take({"loss": 0.25}, 2)
     journal.close()
-    [read], _ = read_journals([tmp_path])
+    [read], _ = journals.read_journals([tmp_path])
     reported = Reported()
     reported.add(read, steps_of(), NO_NOTES, 0)
     assert reported.metrics([tmp_path]).name.tolist() == ["loss"]
@@ -411,7 +420,7 @@ def test_the_samples_of_a_step_are_a_mean(
     journal = Journal(str(tmp_path))
     journal.note(Note.INPUT, 0, 1, 1)  # a journal without notes leaves no file
     journal.close()
-    [read], _ = read_journals([tmp_path])
+    [read], _ = journals.read_journals([tmp_path])
     notes = [[samples, 10 * step + 5, 0] for step, samples in enumerate(taken) if samples]
     reported = Reported()
     steps = steps_of(*range(10, 10 * len(taken) + 10, 10))
@@ -435,7 +444,7 @@ def test_the_first_step_has_the_batch_that_was_taken_before_it(
         journal.note(Note.METRIC_STEP, step, 100 * step + 10, 0)
         journal.note(Note.METRIC, 0, 100 * step + 10, inside.bits_of(1.0))
     journal.close()
-    [read], _ = read_journals([tmp_path])
+    [read], _ = journals.read_journals([tmp_path])
     within = [100 * step + 5 for step in range(1, 20)]
     taken = [[32, at_ns, 0] for at_ns in (*range(10, 11 + read_ahead), *within)]
     ends = np.arange(100, 2100, 100)
@@ -448,10 +457,7 @@ def test_the_first_step_has_the_batch_that_was_taken_before_it(
 
 def test_the_samples_of_an_evaluation_are_no_training(tmp_path: Path) -> None:
     """Each step is followed by two batches of a loader that no backward pass follows."""
-    journal = Journal(str(tmp_path))
-    journal.note(Note.INPUT, 0, 1, 1)
-    journal.close()
-    [read], _ = read_journals([tmp_path])
+    read = a_journal(tmp_path)
     taken, backward = [], []
     for step in range(12):
         start_ns = 100 * step
@@ -469,10 +475,7 @@ def test_batches_of_evaluations_between_steps_are_no_training(
     tmp_path: Path, has_backward: bool
 ) -> None:
     """All evaluations share one endless loader, or gradients come from `torch.autograd.grad`."""
-    journal = Journal(str(tmp_path))
-    journal.note(Note.INPUT, 0, 1, 1)
-    journal.close()
-    [read], _ = read_journals([tmp_path])
+    read = a_journal(tmp_path)
     starts = np.array([100 * step + (30 if step % 5 == 0 else 0) for step in range(20)])
     steps = Steps(start_ns=starts, end_ns=np.arange(100, 2100, 100))
     taken = [[16, 100 * step + 40, 0] for step in range(20)]
@@ -490,10 +493,7 @@ def test_all_samples_are_those_of_all_steps_where_each_epoch_begins_with_several
     tmp_path: Path,
 ) -> None:
     """Seven batches an epoch, the last of 4 samples: the script reads two of them ahead."""
-    journal = Journal(str(tmp_path))
-    journal.note(Note.INPUT, 0, 1, 1)
-    journal.close()
-    [read], _ = read_journals([tmp_path])
+    read = a_journal(tmp_path)
     batches = [16] * 6 + [4]
     in_step = [0, 0, 0, 1, 2, 3, 4]
     taken = [
@@ -510,10 +510,7 @@ def test_all_samples_are_those_of_all_steps_where_each_epoch_begins_with_several
 
 def test_a_batch_that_is_taken_between_two_steps_is_of_the_later_one(tmp_path: Path) -> None:
     """After an evaluation, Hugging Face's Trainer takes the next batches before the step begins."""
-    journal = Journal(str(tmp_path))
-    journal.note(Note.INPUT, 0, 1, 1)
-    journal.close()
-    [read], _ = read_journals([tmp_path])
+    read = a_journal(tmp_path)
     starts = np.array([100 * step + (50 if step % 8 == 0 else 0) for step in range(20)])
     steps = Steps(start_ns=starts, end_ns=np.arange(100, 2100, 100))
     taken, backward = [], []

@@ -107,10 +107,10 @@ class Probes:
         is_probe |= self._steps <= UP_TO and self._steps % THEN_EVERY == 0
         if self._may_hold and self._journal.is_open:
             self._turns.step_ended(self._steps, is_kept_apart=is_kept_apart)
-            is_probe |= self._turns.is_on
+            self.is_on = is_probe or self._turns.is_on
         else:
             self._turns.stop()
-        self.is_on = is_probe and self._may_hold and self._journal.is_open
+            self.is_on = False
 
     def before_passes(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a forward pass: it waits for this rank's turn, if the step has turns."""
@@ -424,7 +424,8 @@ class Turns:
         except (OSError, ValueError):  # as on a full disk: there are no turns
             return
         finally:
-            building.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not made, or in a folder that is read-only now
+                building.unlink()
         self._put(self._place(_IS_HERE), 1)
 
     def _announce(self, step: int) -> None:
