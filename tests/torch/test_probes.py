@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from fullwire.recorder.inside.journal import Note
+from fullwire.recorder.inside.journal import Journal, Note
 from fullwire.recorder.inside.probes import FIRST, IN_TURNS, THEN_EVERY, Probes, Turns
 from fullwire.recorder.record import record
 from fullwire.run.run import PROBES, Run
@@ -303,7 +303,7 @@ def turns_of(directory: Path, rank: int, ranks: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: ranks)
     journal = SimpleNamespace(directory=str(directory), note=lambda *_: None)
     turns = Turns(cast(Any, journal))
-    turns.step_ended(1, is_kept_apart=False)
+    turns.step_ended(1, is_kept_apart=False, more_ns=0)
     return turns
 
 
@@ -316,7 +316,7 @@ def test_a_rank_that_joined_late_ends_no_step_in_turns(
     ranks = [turns_of(tmp_path, rank, 2, monkeypatch) for rank in (0, 1)]
     for number in range(2, IN_TURNS[-1]):
         for rank, turns in enumerate(ranks):
-            turns.step_ended(max(number - 3 * (rank == late), 1), is_kept_apart=False)
+            turns.step_ended(max(number - 3 * (rank == late), 1), is_kept_apart=False, more_ns=0)
             assert not turns.is_on
 
 
@@ -330,7 +330,7 @@ def test_ranks_of_an_earlier_attempt_take_no_turns(
     ranks = [turns_of(tmp_path, rank, 4, monkeypatch) for rank in (1, 2)]
     for number in range(2, IN_TURNS[0] + 1):
         for turns in ranks:
-            turns.step_ended(number, is_kept_apart=False)
+            turns.step_ended(number, is_kept_apart=False, more_ns=0)
     assert all(turns.is_on for turns in ranks)
     ranks[0].passes_begin()  # it waits for nobody
     monkeypatch.setattr("time.sleep", lambda _: pytest.fail("it waits"))
@@ -352,7 +352,7 @@ def test_a_folder_that_takes_no_file_leaves_the_job_as_it_is(
     ranks = [turns_of(tmp_path, rank, 2, monkeypatch) for rank in (0, 1)]
     for number in range(2, IN_TURNS[0] + 1):
         for turns in ranks:
-            turns.step_ended(number, is_kept_apart=False)
+            turns.step_ended(number, is_kept_apart=False, more_ns=0)
             assert not turns.is_on
 
 
@@ -365,12 +365,12 @@ def test_a_rank_that_waits_in_vain_ends_the_turns_of_all(
     ranks = [turns_of(tmp_path, rank, 2, monkeypatch) for rank in (0, 1)]
     for number in range(2, IN_TURNS[0] + 1):
         for turns in ranks:
-            turns.step_ended(number, is_kept_apart=False)
+            turns.step_ended(number, is_kept_apart=False, more_ns=0)
     assert all(turns.is_on for turns in ranks)
     ranks[1].passes_begin()
     for number in range(IN_TURNS[0] + 1, IN_TURNS[1] + 1):
         for turns in ranks:
-            turns.step_ended(number, is_kept_apart=True)
+            turns.step_ended(number, is_kept_apart=True, more_ns=0)
             assert not turns.is_on
 
 
@@ -429,6 +429,56 @@ def test_a_run_knows_how_long_computing_had_no_processor(plain: tuple[Run, set[s
         assert told is not None
         assert [rank for rank, _ in told] == [0, 1]
         assert all(0 <= delay_s < 10 for _, delay_s in told)
+
+
+@needs_torch
+def test_a_run_knows_how_long_issuing_sums_takes_beyond_its_turns(
+    plain: tuple[Run, set[str]],
+) -> None:
+    run, _ = plain
+    told = run.facts.turns_lack_s
+    assert told is not None
+    assert [rank for rank, _ in told] == [0, 1]
+    assert all(-0.01 < lack_s < 0.01 for _, lack_s in told)
+
+
+@needs_torch
+def test_sums_are_timed_in_backward_passes_only_and_once_each(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    journal = Journal(str(tmp_path))
+    probes = Probes(journal)
+    probes.is_timed = True
+    sent = []
+
+    def send(depth: int) -> Any:
+        sent.append((depth, probes.is_timed))
+        if depth:
+            return probes.timed(send, depth - 1) if probes.is_timed else send(depth - 1)
+        spin_ms(5)
+        return SimpleNamespace(tells_times=True, get_future=lambda: spin_ms(2))
+
+    def spin_ms(length_ms: float) -> None:
+        until_ns = time.thread_time_ns() + length_ms * 1e6
+        while time.thread_time_ns() < until_ns:
+            pass
+
+    probes.timed(send, 0)
+    assert probes._issued.count == 0
+    leaf = torch.zeros(2, requires_grad=True)
+    leaf.register_hook(lambda gradient: (probes.timed(send, 1), gradient)[1])
+    leaf.sum().backward()
+    assert probes.is_timed
+    assert (probes._issued.count, probes._held_back.count) == (1, 0)
+    assert 7e6 <= probes._issued.ns < 12e6  # with the Future, which Python makes
+    assert sent == [(0, False), (1, False), (0, False)]
+    probes.is_on = True
+    leaf.sum().backward()
+    leaf.sum().backward()
+    assert (probes._issued.count, probes._held_back.count) == (1, 2)
+    assert probes._issued.beyond(probes._held_back) == (
+        2 * probes._issued.ns - probes._held_back.ns
+    )
+    assert type(probes._issued)().beyond(probes._held_back) == 0  # no sum was issued before
 
 
 @pytest.mark.parametrize("kinds", [2, 3, 4])

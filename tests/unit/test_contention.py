@@ -263,6 +263,19 @@ def test_one_workers_host_takes_as_long_as_in_turns() -> None:
     assert long.baseline_step_s == pytest.approx(long.step_s)
 
 
+def test_one_worker_also_issues_its_sums_while_it_computes() -> None:
+    """In a turn they are held back, which takes its thread less time."""
+    run = in_turns(70.0, 80.0)
+    lacking = in_turns(70.0, 80.0, turns_lack_s=by_rank(0.005))
+    before, found = fw.explain(run), fw.explain(lacking)
+    assert found.baseline_step_s == pytest.approx(before.baseline_step_s + 0.005)
+    assert found.account["contention"] == pytest.approx(before.account["contention"] - 0.005)
+    probes = probed(a_trained_job(), 80.0, turns_lack_s=by_rank(0.005))
+    assert fw.explain(probes).baseline_step_s == pytest.approx(
+        fw.explain(probed(a_trained_job(), 80.0)).baseline_step_s
+    )
+
+
 def test_a_host_part_that_is_as_in_turns_is_no_news() -> None:
     found = fw.explain(in_turns(70.0, 80.0, host_ms=34.0)).warnings
     assert not any("one worker's step has that" in each for each in found)
@@ -657,6 +670,7 @@ def test_what_runs_and_waits_in_the_sums_of_a_probe_step_is_not_computing() -> N
         steps=steps,
         marks=np.array(["step", "step", "probe", "turns", "probe", "step"], object),
         in_sums_ns=np.array([[0, 0], [0, 0], [12, 18], [0, 0], [14, 22], [0, 0]]) * ms,
+        turns_lack_ns=np.array([200_000]),
         shift_ns=0,
     )
     assert rank.delays_s(of_probes=True) == pytest.approx((0.007, 0.030))

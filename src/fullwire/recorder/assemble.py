@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +98,7 @@ class _Rank:
     steps: Steps
     marks: NDArray[np.object_]  # of each step: the times of probe steps are unusual
     in_sums_ns: Whole  # of each probe step's sums: the wait for a processor, and the running time
+    turns_lack_ns: Whole  # of each whole step with turns: the issue of sums that they leave out
     shift_ns: int
     first_step: int = 0  # The number of its first step in the job, which it may have joined late.
 
@@ -148,6 +149,26 @@ class _Rank:
         else:
             delay_ns, run_ns = np.average(by_step_ns, axis=0, weights=passed[is_told]).tolist()
         return delay_ns * 1e-9, run_ns * 1e-9
+
+    def facts(self) -> dict[str, float]:
+        """Return what its notes tell about it by the names of facts, in seconds or bytes a step."""
+        told = dict[str, float]()
+        if (of_process := self.used_s(self.processors)) is not None:
+            told["processor_s"], told["communication_processor_s"] = of_process
+        if (of_children := self.used_s(self.children)) is not None:
+            told["children_processor_s"], _ = of_children
+        if (usual := self.delays_s(of_probes=False)) is not None:
+            told["run_delay_s"], told["run_s"] = usual
+        if (probed := self.delays_s(of_probes=True)) is not None:
+            told["probe_run_delay_s"], told["probe_compute_s"] = probed
+        if len(self.turns_lack_ns):
+            told["turns_lack_s"] = float(np.median(self.turns_lack_ns)) * 1e-9
+        notes = self.before_forward  # the usual work of the program before a forward
+        if len(notes) > OFTEN * len(self.steps):
+            used_ns, blocks = np.median(notes[:, [0, 2]], axis=0).tolist()
+            told["before_forward_processor_s"] = used_ns * 1e-9
+            told["before_forward_read_bytes"] = blocks * DISK_BLOCK_BYTES
+        return told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,13 +291,7 @@ def _write_ranks(
     """Write all ranks' tables; return the recorder's cost, what ranks reported, and the gaps."""
     gaps: list[Gap] = []
     costs_s: list[float] = []
-    used_s: list[tuple[float, float, float]] = []
-    children_s: list[tuple[float, float]] = []
-    before_forward: list[tuple[float, float, float]] = []
-    delays_s: list[tuple[float, float]] = []
-    runs_s: list[tuple[float, float]] = []
-    probe_delays_s: list[tuple[float, float]] = []
-    probe_computes_s: list[tuple[float, float]] = []
+    told = defaultdict[str, list[tuple[float, float]]](list)  # by fact, of each rank
     reported = Reported()
     ranks = [(journal, clocks[machine_of(journal)].shift_ns) for journal in journals]
     first_steps = _first_steps(ranks) if is_joined else {}
@@ -290,21 +305,8 @@ def _write_ranks(
             spent_ns = cost.get("spent_ns", cost.get("write_ns", 0))  # older journals: write_ns
             cost_ns = cost["notes"] * cost["note_ns"] + spent_ns
             costs_s.append(float(cost_ns) * 1e-9 / len(rank.steps))
-        if (of_process := rank.used_s(rank.processors)) is not None:
-            used_s.append((float(rank.number), *of_process))
-        if (of_children := rank.used_s(rank.children)) is not None:
-            children_s.append((float(rank.number), of_children[0]))
-        if (usual := rank.delays_s(of_probes=False)) is not None:
-            delays_s.append((float(rank.number), usual[0]))
-            runs_s.append((float(rank.number), usual[1]))
-        if (probed := rank.delays_s(of_probes=True)) is not None:
-            probe_delays_s.append((float(rank.number), probed[0]))
-            probe_computes_s.append((float(rank.number), probed[1]))
-        # The usual work of the program before a forward: seconds, and bytes read.
-        notes = rank.before_forward
-        if len(notes) > OFTEN * len(rank.steps):
-            used_ns, blocks = np.median(notes[:, [0, 2]], axis=0).tolist()
-            before_forward.append((float(rank.number), used_ns * 1e-9, blocks * DISK_BLOCK_BYTES))
+        for name, value in rank.facts().items():
+            told[name].append((float(rank.number), value))
     writer.add(
         metrics=reported.metrics(directories, None if is_joined else workers),
         noise=reported.noise(),
@@ -312,15 +314,7 @@ def _write_ranks(
     )
     costs = Facts(
         recorder_s=max(costs_s, default=None),
-        processor_s=tuple((rank, whole_s) for rank, whole_s, _ in used_s) or None,
-        communication_processor_s=tuple((rank, part_s) for rank, _, part_s in used_s) or None,
-        children_processor_s=tuple(children_s) or None,
-        run_delay_s=tuple(delays_s) or None,
-        run_s=tuple(runs_s) or None,
-        probe_run_delay_s=tuple(probe_delays_s) or None,
-        probe_compute_s=tuple(probe_computes_s) or None,
-        before_forward_processor_s=tuple((rank, s) for rank, s, _ in before_forward) or None,
-        before_forward_read_bytes=tuple((rank, size) for rank, _, size in before_forward) or None,
+        **cast(dict[str, Any], {name: tuple(pairs) for name, pairs in told.items()}),
     )
     return costs, reported, gaps
 
@@ -383,7 +377,7 @@ def _rank(journal: Journal, shift_ns: int, first_step: int = 0) -> _Rank:
     steps = found_steps(journal, sparse)
     probes = sparse[Note.PROBE]
     probes = probes[steps.of(probes[:, 1]) != OUTSIDE]
-    probed = steps.of(probes[:, 1])
+    probed, turns = steps.of(probes[:, 1]), sparse[Note.TURNS]
     return _Rank(  # all other notes, which may be of hours of steps, are let go
         journal=journal,
         processors=sparse[Note.PROCESSOR],
@@ -397,6 +391,7 @@ def _rank(journal: Journal, shift_ns: int, first_step: int = 0) -> _Rank:
             [np.bincount(probed, probes[:, at], len(steps)).astype(np.int64) for at in (2, 0)],
             axis=1,
         ),
+        turns_lack_ns=turns[turns[:, 0] > 0, 2],
         shift_ns=shift_ns,
         first_step=first_step,
     )

@@ -166,6 +166,9 @@ class Facts:
     probe_compute_s: Pairs | None = fact(
         "processor time of a computing thread of each rank in a probe step, without its sums", _TIME
     )
+    turns_lack_s: Pairs | None = fact(
+        "how much longer issuing the sums of a step takes that thread than its turns show", _OFFSET
+    )
     before_forward_processor_s: Pairs | None = fact(
         "of it in the program's thread from a step, or from a batch, to the forward pass", _TIME
     )

@@ -1,7 +1,8 @@
 """The additional time of computing because the job shares its processors: contention.
 
 In a probe step communication waits until computing is done, so computing there runs at full speed.
-In some of them the ranks of a machine also compute one after another, as one worker would.
+In some of them the ranks of a machine also compute one after another, as one worker would. One
+worker would also issue its sums meanwhile, which takes its thread longer than to hold them back.
 
 Without such turns, ranks that share a processor still wait for it. So the time in which the
 computing thread was ready and waited for a processor comes off. Some of that wait may lie outside
@@ -275,7 +276,9 @@ def _by_probe_steps(
     in_turns = [each for each in turned if each is not None]
     probes = min(map(len, apart_ns))
     if is_by_turns := len(in_turns) == len(ranks):
-        alone_ns = wall_ns * [each.share for each in in_turns]
+        lack_ns = _by_rank_ns(facts.turns_lack_s, ranks)
+        unsent_ns = unsent_ns + lack_ns
+        alone_ns = np.maximum(wall_ns * [each.share for each in in_turns] + lack_ns, 0.0)
         probes = min(each.steps for each in in_turns)
         scatter = [each.scatter for each in in_turns]
         if all(len(each.host_ns) for each in in_turns):

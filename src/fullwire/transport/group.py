@@ -52,6 +52,7 @@ SHORTEST_RENDEZVOUS_S = 30.0  # processes may start late even where collectives 
 _MOVED = (None, programs.NUMBERS["uint8"], 1)
 _EMPTY = (0, 0)
 _SPIN_US = 50  # while a small message is on its way and processors are free.
+_MOST_SUMS = 4096  # kept; sizes may change with every call
 _REMEMBERED = 100  # sums of one number; DDP's join() has far fewer under way.
 _open: list[FullwireGroup] = []  # the groups of this process.
 _told: list[str] = []  # problems of groups, until one opens while no other is open
@@ -105,6 +106,8 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
                 raise TransportError(problem) from error
             raise
         self._algorithms: dict[int, str] = {}
+        # What sums of one size, type, reduction and format share: a job sums alike in each step.
+        self._sums: dict[tuple[Any, ...], tuple[str, Any, tuple[int, int, int]]] = {}
 
     def _start(self, store: Any, checks: bool) -> None:
         self._protection = protection()
@@ -278,9 +281,15 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         opts: Any,
         packing: Packing | None,
     ) -> Callable[[], Any]:
-        how = self._how(tensor, reduction)
-        what = f"all_reduce({reduction}) of {described(tensor)}"
-        program = self._program_of_sum(memory[1], packing)
+        like_it = memory[1], tensor.dtype, reduction, packing
+        found = self._sums.get(like_it)
+        if found is None:
+            if len(self._sums) >= _MOST_SUMS:
+                self._sums.clear()
+            what = f"all_reduce({reduction}) of {described(tensor)}"
+            program = self._program_of_sum(memory[1], packing)
+            found = self._sums[like_it] = what, program, self._how(tensor, reduction)
+        what, program, how = found
         return self._task(what, program, [memory], [memory], opts, how, packing)
 
     def _program_of_sum(self, size_bytes: int, packing: Packing | None) -> Any:
@@ -542,6 +551,8 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
 
     def _packing(self, tensor: Any, size_bytes: int, reduction: str) -> Packing | None:
         """Return the wire format of a tensor, and say once that the group has fallen back."""
+        if not self.wire.is_on:
+            return None
         whole = tensor._base  # torch hands complex numbers over as a view of pairs of real ones
         kind = typed(tensor if whole is None or not whole.is_complex() else whole)
         found = self.wire.packing(kind, tensor.numel(), size_bytes, reduction)

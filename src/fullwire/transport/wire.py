@@ -87,7 +87,9 @@ class Wire:
     @property
     def is_on(self) -> bool:
         """Say whether some tensors may be packed."""
-        return any(name != "float32" for name in (self.name, *self.by_numbers.values()))
+        if self.workers == 1:
+            return False
+        return self.name != "float32" or any(n != "float32" for n in self.by_numbers.values())
 
     def _name_once(self, what: str, name: str) -> None:
         if self.tells and what not in self._unchanged:

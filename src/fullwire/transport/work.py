@@ -120,7 +120,7 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
             if is_first:
                 # A Future's own set_exception is for Python alone: DDP's C++ would take the
                 # exception for a tensor. A Future whose callback raises has failed for both.
-                self._ended = torch.futures.Future()
+                self._ended = torch._C.Future([])  # without what a class of Python adds to it
                 self._future = self._ended.then(self._outcome)
                 first = self._result[0] if isinstance(self._result, list) and self._result else None
                 is_of_halves = isinstance(first, torch.Tensor) and first.dtype is torch.float16
@@ -377,13 +377,15 @@ def split(memory: tuple[int, int], tensor: Any, splits: Sequence[int], parts: in
     ]
 
 
+_SUM = dist.ReduceOp.SUM
 _CALLED = {getattr(dist.ReduceOp, name): name for name in programs.REDUCTIONS}
 
 
 def called(opts: Any) -> str:
     """Return the name of the reduction that torch asks for."""
     reduction = getattr(opts, "reduceOp", opts)
-    if reduction is None:
+    # To look an enumeration of torch up in a dictionary takes two more calls into torch.
+    if reduction is None or reduction == _SUM:
         return "SUM"
     kind = getattr(reduction, "op", reduction)
     return _CALLED.get(kind) or str(kind).removeprefix("RedOpType.")

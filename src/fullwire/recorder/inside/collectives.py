@@ -243,6 +243,8 @@ class _Collectives:
 
         @functools.wraps(original)
         def chosen(group: Any, *args: Any, **kwargs: Any) -> Any:
+            if probes.is_timed and op == "allreduce":
+                return probes.timed(_partial(chosen, **kwargs), group, *args)
             if not probes.is_on:
                 return collective(group, *args, **kwargs)
             # Another thread sends for a hook: the backward pass goes on beside it in any case.
@@ -263,6 +265,8 @@ class _Collectives:
         buckets, unsettled = self._buckets, self._unsettled
 
         def allreduce(group: VisibleGroup, tensors: Sequence[Any], *options: Any) -> Any:
+            if probes is not None and probes.is_timed:
+                return probes.timed(allreduce, group, tensors, *options)
             if (
                 codec.is_in_use
                 or (probes is not None and probes.is_on)

@@ -102,7 +102,9 @@ class Note:
     CHECKPOINT = 26  # 0, start, length of the program's writing of a checkpoint.
     CHILDREN = 27  # Processor time of the process's children since the last, time, 0.
     SAMPLES = 28  # Samples that the program took with gradients on, time, the loader's way.
-    TURNS = 29  # 1 if the ranks of a machine computed in turns in a probe step, a time in it, 0.
+    # 1 if the ranks of a machine computed in turns in a probe step, a time in it, and how much
+    # longer it takes the computing thread to issue its sums than to hold them back.
+    TURNS = 29
     TURN = 30  # 0, start, length of a wait for the turns of other ranks, and of the sums between.
 
 

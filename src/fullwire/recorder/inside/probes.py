@@ -25,6 +25,10 @@ The ranks of a machine share a file in the recording's folder. Each of them writ
 it, and counts its turns there. The first of them also announces the next step with turns. It does
 so one step ahead: the sums of the step between end on no rank before the announcement.
 
+A thread that computes also issues sums, which takes it some 0.1 ms each. In a turn it holds them
+back instead, and they are issued afterwards. So the thread is timed in both: while it issues the
+sums of the step before, and while it holds back those of its turn.
+
 Nothing may harm the job. A rank that waits too long ends the turns of all ranks for good. So does
 one that issues another collective in its turn, because the others have to join it. So shards, sums
 by hand, several passes with sums, several optimizers, and an optimizer that sends end them. Such a
@@ -40,6 +44,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -83,9 +88,13 @@ class Probes:
         # their calls.
         self._in_order = threading.RLock()
         self._releasing: set[int] = set()  # threads
+        # The processor time of issuing sums in a backward pass, and of holding them back.
+        self._issued = _Timed()
+        self._held_back = _Timed()
         self._is_spoiled = False  # this step, by a sum beside its backward pass
         self._turns = Turns(journal)
         self.is_on = False
+        self.is_timed = False  # are sums of this step, while they are issued or held back
 
     def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Note a probe step that ends, and decide whether the next step is a probe."""
@@ -106,11 +115,16 @@ class Probes:
         is_probe = self._steps in FIRST
         is_probe |= self._steps <= UP_TO and self._steps % THEN_EVERY == 0
         if self._may_hold and self._journal.is_open:
-            self._turns.step_ended(self._steps, is_kept_apart=is_kept_apart)
+            more_ns = self._issued.beyond(self._held_back)
+            self._turns.step_ended(self._steps, is_kept_apart=is_kept_apart, more_ns=more_ns)
             self.is_on = is_probe or self._turns.is_on
+            self.is_timed = self._turns.is_on or (self._turns.are_next and not is_probe)
         else:
             self._turns.stop()
-            self.is_on = False
+            self.is_on = self.is_timed = False
+        if self.is_timed:
+            self._held_back = _Timed()
+            self._issued = self._issued if self.is_on else _Timed()
 
     def before_passes(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a forward pass: it waits for this rank's turn, if the step has turns."""
@@ -130,7 +144,23 @@ class Probes:
 
     def stop(self) -> None:
         """Make no more probe steps, because a C++ hook refuses a Future made in Python."""
-        self._may_hold = self.is_on = False
+        self._may_hold = self.is_on = self.is_timed = False
+
+    def timed(self, send: Callable[..., Any], *args: Any) -> Any:
+        """Issue a sum or hold it back, and time the thread if it is in a backward pass."""
+        is_backward = torch._C._current_graph_task_id() >= 0
+        is_counted = is_backward and threading.get_ident() not in self._releasing
+        self.is_timed = False  # not again in the method of a group that this one sends through
+        began_ns = time.thread_time_ns()
+        try:
+            work = send(*args)
+            if is_counted and (self.is_on or getattr(work, "tells_times", False)):
+                work.get_future()  # DDP asks for it next, and Python makes it
+        finally:
+            self.is_timed = True
+        if is_counted:
+            (self._held_back if self.is_on else self._issued).add(began_ns)
+        return work
 
     def around(self, collective: Callable[..., Any], op: str) -> Callable[..., Any]:
         """Wrap one method of a process group."""
@@ -226,6 +256,22 @@ class Probes:
         return released
 
 
+@dataclass(slots=True)
+class _Timed:
+    """How often a thread did something, and its processor time in that."""
+
+    count: int = 0
+    ns: int = 0
+
+    def beyond(self, other: _Timed) -> int:
+        """Return how much longer it takes than the other, as often as the other was done."""
+        return round(self.ns / self.count * other.count) - other.ns if self.count else 0
+
+    def add(self, began_ns: int) -> None:
+        """Count it once more, from this time of the thread until now."""
+        self.count, self.ns = self.count + 1, self.ns + time.thread_time_ns() - began_ns
+
+
 class _Held(dist.Work):  # type: ignore[misc]  # torch may be absent when we check
     """The work of a held-back all-reduce, as its caller sees it."""
 
@@ -314,23 +360,28 @@ class Turns:
         self._state: _State = "before"
         self._sums_since_ns = 0
         self.is_on = False
+        self.are_next = False  # in the next step, if it is not too long
 
-    def step_ended(self, steps: int, *, is_kept_apart: bool) -> None:
-        """Note a step with turns that ends, and decide whether step number `steps` has turns."""
+    def step_ended(self, steps: int, *, is_kept_apart: bool, more_ns: int) -> None:
+        """Note a step with turns that ends, and decide whether step number `steps` has turns.
+
+        To issue its sums takes the thread that computes `more_ns` longer than to hold them back.
+        """
         if self.is_on:
             is_whole = self._state == "after the sums" and is_kept_apart
             began_ns = time.monotonic_ns()
             self._end("before")
             self._note_wait(began_ns)
             is_whole = is_whole and not self._places()[_OVER]
-            self._journal.note(Note.TURNS, int(is_whole), time.monotonic_ns(), 0)
+            self._journal.note(Note.TURNS, int(is_whole), time.monotonic_ns(), more_ns)
             if not is_whole:
                 self.stop()
         now_s = time.monotonic()
         self._step_s, self._ended_s = now_s - self._ended_s, now_s
-        self.is_on = False
+        self.is_on = self.are_next = False
         if steps <= IN_TURNS[-1] and self._joined(steps):
             self.is_on = steps in IN_TURNS and self._places()[_ANNOUNCED] == steps
+            self.are_next = steps + 1 in IN_TURNS or steps + 2 == IN_TURNS[0]
             if steps + 1 in IN_TURNS and self._rank == self._members[0]:
                 self._announce(steps + 1)
 
