@@ -44,8 +44,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -65,7 +65,9 @@ IN_TURNS = (6, 10, 17, 32, 43)
 _LONGEST_S = 10.0  # that the turns of a step may add to it
 # A rank waits for so many times as long as the turns of all should take, and for these seconds.
 _PATIENCE, AT_LEAST_S = 4.0, 3.0
-_POLL_S = 2e-3  # more often, the others would slow down the rank whose turn it is
+# A rank that waits looks after these times. More often, it would slow down the one that computes.
+_LEAST_POLL_S, _MOST_POLL_S = 4e-3, 50e-3
+_POLL_SHARE = 0.25  # of the time that it has waited
 _OVER, _ANNOUNCED, _FIRST_RANK = 0, 1, 2  # places in the file; then each rank has three
 _IS_HERE, _COUNT, _STEP = 0, 1, 2  # a rank's: the turns that it has had, and the steps
 _WAITED_FOR = ("allgather", "reducescatter")
@@ -89,8 +91,8 @@ class Probes:
         self._in_order = threading.RLock()
         self._releasing: set[int] = set()  # threads
         # The processor time of issuing sums in a backward pass, and of holding them back.
-        self._issued = _Timed()
-        self._held_back = _Timed()
+        self._issues_ns: list[int] = []
+        self._holds_ns: list[int] = []
         self._is_spoiled = False  # this step, by a sum beside its backward pass
         self._turns = Turns(journal)
         self.is_on = False
@@ -115,16 +117,23 @@ class Probes:
         is_probe = self._steps in FIRST
         is_probe |= self._steps <= UP_TO and self._steps % THEN_EVERY == 0
         if self._may_hold and self._journal.is_open:
-            more_ns = self._issued.beyond(self._held_back)
-            self._turns.step_ended(self._steps, is_kept_apart=is_kept_apart, more_ns=more_ns)
+            self._turns.step_ended(
+                self._steps, is_kept_apart=is_kept_apart, more_ns=self._more_to_issue_ns()
+            )
             self.is_on = is_probe or self._turns.is_on
             self.is_timed = self._turns.is_on or (self._turns.are_next and not is_probe)
         else:
             self._turns.stop()
             self.is_on = self.is_timed = False
         if self.is_timed:
-            self._held_back = _Timed()
-            self._issued = self._issued if self.is_on else _Timed()
+            self._holds_ns = []
+            self._issues_ns = self._issues_ns if self.is_on else []
+
+    def _more_to_issue_ns(self) -> int:
+        """Return how much longer it takes to issue the sums of a turn than to hold them back."""
+        if not self._issues_ns:
+            return 0
+        return round(median(self._issues_ns) * len(self._holds_ns)) - sum(self._holds_ns)
 
     def before_passes(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a forward pass: it waits for this rank's turn, if the step has turns."""
@@ -159,7 +168,8 @@ class Probes:
         finally:
             self.is_timed = True
         if is_counted:
-            (self._held_back if self.is_on else self._issued).add(began_ns)
+            took_ns = self._holds_ns if self.is_on else self._issues_ns
+            took_ns.append(time.thread_time_ns() - began_ns)
         return work
 
     def around(self, collective: Callable[..., Any], op: str) -> Callable[..., Any]:
@@ -254,22 +264,6 @@ class Probes:
             return ask(*args, **kwargs)
 
         return released
-
-
-@dataclass(slots=True)
-class _Timed:
-    """How often a thread did something, and its processor time in that."""
-
-    count: int = 0
-    ns: int = 0
-
-    def beyond(self, other: _Timed) -> int:
-        """Return how much longer it takes than the other, as often as the other was done."""
-        return round(self.ns / self.count * other.count) - other.ns if self.count else 0
-
-    def add(self, began_ns: int) -> None:
-        """Count it once more, from this time of the thread until now."""
-        self.count, self.ns = self.count + 1, self.ns + time.thread_time_ns() - began_ns
 
 
 class _Held(dist.Work):  # type: ignore[misc]  # torch may be absent when we check
@@ -505,12 +499,15 @@ class Turns:
     def _wait_for(self, ranks: Sequence[int], count: int) -> None:
         """Wait until these ranks have had so many turns, but not for long."""
         patience_s = min(_PATIENCE * len(self._members) * self._step_s, _PATIENCE * _LONGEST_S)
-        until_s = time.monotonic() + AT_LEAST_S + patience_s
+        since_s = time.monotonic()
+        until_s = since_s + AT_LEAST_S + patience_s
         at = [self._place(_COUNT, rank) for rank in ranks]
         while not (places := self._places())[_OVER] and any(places[each] < count for each in at):
-            if time.monotonic() > until_s:
+            now_s = time.monotonic()
+            if now_s > until_s:
                 self.stop()
-            time.sleep(_POLL_S)
+            poll_s = _POLL_SHARE * (now_s - since_s)
+            time.sleep(min(max(poll_s, _LEAST_POLL_S), _MOST_POLL_S))
 
     def _note_wait(self, since_ns: int) -> None:
         self._journal.note(Note.TURN, 0, since_ns, time.monotonic_ns() - since_ns)
