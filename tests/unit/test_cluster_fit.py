@@ -80,11 +80,11 @@ def errors(found: Cluster, table: Table, least: int = 2**16) -> list[float]:
     ]
 
 
-def nccl_text(table: Table, per_host: int = 8, whole: bool = True) -> str:
+def nccl_text(table: Table, per_host: int = 8, whole: bool = True, device: str = "H100") -> str:
     """Print a table as nccl-tests does."""
     ranks = [
         f"#  Rank {rank:2} Group  0 Pid {rank} on host{rank // per_host} device "
-        f"{rank % per_host} [0x00] H100"
+        f"{rank % per_host} [0x00] {device}"
         for rank in range(table.workers)
     ]
     rows, bus_gb_s = [], []
@@ -910,6 +910,26 @@ def test_the_hosts_of_a_rack_alone_are_parts_of_its_nodes(tmp_path: Path) -> Non
     of_hosts = written(tmp_path / "ours.toml", as_toml(replace(cluster("dgx-h100"), name="ours")))
     with pytest.raises(fw.UsageError, match="36 hosts, and devices_per_node = 8 of ours"):
         fw.fit_cluster([path], cluster=of_hosts)
+
+
+@pytest.mark.parametrize(
+    ("device", "where", "says"),
+    [
+        ("NVIDIA H100 80GB HBM3", "gb200-nvl72", "of GB200"),
+        ("NVIDIA GB200", "gb200-nvl72", ""),
+        ("NVIDIA H100 80GB HBM3", "dgx-h100", ""),
+        ("NVIDIA H200", "dgx-h100", "of H100"),
+        ("A device", "dgx-h100", ""),
+    ],
+)
+def test_a_table_of_other_devices_than_the_described_ones_is_told(
+    tmp_path: Path, device: str, where: str, says: str
+) -> None:
+    table = a_table(cluster(where, 2), 2 * cluster(where).devices_per_node)
+    text = nccl_text(table, per_host=cluster(where).devices_per_node, device=device)
+    fit = fw.fit_cluster([written(tmp_path / "t.log", text)], cluster=where)
+    told = [problem for problem in fit.problems if "t.log is of" in problem]
+    assert told == ([f"t.log is of {device}, and {where} {says}"] if says else [])
 
 
 @pytest.mark.parametrize(

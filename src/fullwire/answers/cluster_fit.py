@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -51,6 +51,7 @@ from fullwire.importers._tables import Row
 from fullwire.importers._tables import Table as Printed
 from fullwire.units import show_bytes, show_rate
 from fullwire.words import sentence
+from fullwire.workloads.accelerators import family_in
 
 _MOST_TABLES = 1_000
 _MOST_PAST_LINE_RATE = 1.05  # Of the described rate: clocks and rounding may add that much.
@@ -241,6 +242,7 @@ class _Shown:
     line_rate_bps: float | None = None  # of each rank's link, where the file states it
     fullest: int = 0  # ranks of the host with the most; 0 if unknown
     lines: Mapping[int, int] = field(default_factory=dict)  # of each size, where files have lines
+    device: str = ""  # the names of its devices, where the file has them
     of_dtype: str = ""  # the only one whose rows are read, where a file has rows of several
     problems: tuple[str, ...] = ()
 
@@ -317,18 +319,8 @@ def _of_bench(path: Path) -> list[_Shown]:
             points[row.bytes] = max(row.ours_s, points.get(row.bytes, 0.0))
     workers = bench.workers
     curve = tuple(sorted(points.items()))
-    return [
-        _Shown(
-            "allreduce",
-            workers,
-            workers,
-            curve,
-            path,
-            name_of(path),
-            line_rate_bps=bench.rate_bps,
-            of_dtype=_BENCH_DTYPE,
-        )
-    ]
+    rest: dict[str, Any] = {"line_rate_bps": bench.rate_bps, "of_dtype": _BENCH_DTYPE}
+    return [_Shown("allreduce", workers, workers, curve, path, name_of(path), **rest)]
 
 
 def _printed(path: Path, table: Printed) -> _Shown:
@@ -365,6 +357,7 @@ def _printed(path: Path, table: Printed) -> _Shown:
         table.line,
         fullest=table.fullest,
         lines={size: row.line for size, row in taken.items()},
+        device=table.device,
         problems=(*table.problems, *(left if others else [])),
     )
 
@@ -477,10 +470,13 @@ def _is_beyond_nics(table: _Shown) -> bool:
 def _check_against(where: Cluster, table: _Shown, has_parts: bool) -> list[str]:
     """Refuse a table that contradicts the description, with the line and the field.
 
-    The result says if its hosts are parts of a node. `has_parts` says if those of any table are.
+    The result says if its hosts are parts of a node, or its devices others. `has_parts` says if the
+    hosts of any table are parts.
     """
     nodes = -(-table.workers // where.devices_per_node)
-    notes = []
+    notes, stated = [], family_in(where.device or where.name)
+    if stated and family_in(table.device) not in (stated, ""):
+        notes.append(f"{name_of(table.path)} is of {table.device}, and {where.name} of {stated}")
     is_beyond = _is_beyond_nics(table)
     # Of several racks, NICs hold up what their hosts exchange.
     is_of_racks = nodes > 1 and where.devices_per_node in _RACKS
@@ -489,10 +485,10 @@ def _check_against(where: Cluster, table: _Shown, has_parts: bool) -> list[str]:
     if table.nodes > nodes and (is_beyond or (divides and (has_parts or is_of_racks))):
         more = "are like those of another table" if has_parts else "are parts of stated nodes"
         more = "exchange more than NICs carry" if is_beyond else more
-        notes = [
+        notes.append(
             f"{name_of(table.path)}: its {table.nodes:,} hosts {more}, and are taken as parts of a "
             "node"
-        ]
+        )
     elif table.nodes and table.nodes != nodes:
         raise UsageError(
             f"{table.place(table.line)}: {table.workers} ranks on {table.nodes} "

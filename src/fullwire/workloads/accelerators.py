@@ -207,6 +207,12 @@ def accelerator(given: AcceleratorLike) -> Accelerator:
     return _recognised(found, text)
 
 
+def family_in(text: str) -> str:
+    """Return the family whose name a text holds, such as `H100`; "" if it holds none."""
+    found = _family(text)
+    return "" if found is None else str(found["name"]).upper()
+
+
 def accelerator_names() -> tuple[str, ...]:
     """List the known families."""
     return tuple(_document()["devices"])
