@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fullwire.recorder.inside.journal import Journal, Note
-from fullwire.recorder.inside.probes import FIRST, IN_TURNS, THEN_EVERY, Probes, Turns
+from fullwire.recorder.inside.probes import FIRST, IN_TURNS, THEN_EVERY, Probes, Turns, _Held
 from fullwire.recorder.record import record
 from fullwire.run.run import PROBES, Run
 from fullwire.simulation.typical import typical_step
@@ -439,46 +439,62 @@ def test_a_run_knows_how_long_issuing_sums_takes_beyond_its_turns(
     told = run.facts.turns_lack_s
     assert told is not None
     assert [rank for rank, _ in told] == [0, 1]
-    assert all(-0.01 < lack_s < 0.01 for _, lack_s in told)
+    assert all(0 < abs(lack_s) < 0.01 for _, lack_s in told)  # 0 where none was timed
 
 
 @needs_torch
 def test_sums_are_timed_in_backward_passes_only_and_once_each(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    journal = Journal(str(tmp_path))
-    probes = Probes(journal)
+    probes = Probes(Journal(str(tmp_path)))
     probes.is_timed = True
-    sent = []
-
-    def send(depth: int) -> Any:
-        sent.append((depth, probes.is_timed))
-        if depth:
-            return probes.timed(send, depth - 1) if probes.is_timed else send(depth - 1)
-        spin_ms(5)
-        return SimpleNamespace(tells_times=True, get_future=lambda: spin_ms(2))
+    works: list[Any] = []
 
     def spin_ms(length_ms: float) -> None:
         until_ns = time.thread_time_ns() + length_ms * 1e6
         while time.thread_time_ns() < until_ns:
             pass
 
-    probes.timed(send, 0)
-    assert not probes._issues_ns
+    def send(through: int) -> Any:
+        """Send through so many groups, each of which is watched."""
+        if through:
+            return watched(through - 1)
+        spin_ms(5)
+        return works[-1]
+
+    def watched(through: int) -> Any:
+        return probes.timed(send, through) if probes.is_timing() else send(through)
+
+    works.append(SimpleNamespace(tells_times=True, get_future=lambda: spin_ms(2)))
+    watched(0)
+    assert not probes._issues_ns  # in no backward pass
     leaf = torch.zeros(2, requires_grad=True)
-    leaf.register_hook(lambda gradient: (probes.timed(send, 1), gradient)[1])
+    leaf.register_hook(lambda gradient: (watched(2), gradient)[1])
     leaf.sum().backward()
-    assert probes.is_timed
     assert not probes._holds_ns
     [issue_ns] = probes._issues_ns
     assert 7e6 <= issue_ns < 12e6  # with the Future, which Python makes
-    assert sent == [(0, False), (1, False), (0, False)]
-    probes.is_on = True
+    works.append(_Held(probes, lambda: None, ([torch.zeros(1)],)))
     leaf.sum().backward()
     leaf.sum().backward()
-    assert len(probes._holds_ns) == 2
+    assert (len(probes._issues_ns), len(probes._holds_ns)) == (1, 2)
     assert probes._more_to_issue_ns() == 2 * issue_ns - sum(probes._holds_ns)
     probes._issues_ns = []
     assert probes._more_to_issue_ns() == 0  # no sum was issued in a step before
+
+
+@needs_torch
+def test_sums_are_timed_in_turns_and_in_a_step_before_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = [turns_of(tmp_path, rank, 2, monkeypatch) for rank in (0, 1)]
+    timed = []
+    for number in range(2, 24):
+        for rank, turns in enumerate(ranks):
+            turns.step_ended(number, is_kept_apart=False, more_ns=0)
+            if rank == 0 and (turns.is_on or turns.are_next):
+                timed.append(number)
+            turns.is_on = False  # as no rank waits here
+    assert timed == [4, 5, 6, 9, 10, 16, 17]  # the fifth is a probe, and not timed
 
 
 @pytest.mark.parametrize("kinds", [2, 3, 4])

@@ -915,10 +915,10 @@ def test_the_hosts_of_a_rack_alone_are_parts_of_its_nodes(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("device", "where", "says"),
     [
-        ("NVIDIA H100 80GB HBM3", "gb200-nvl72", "of GB200"),
+        ("NVIDIA H100 80GB HBM3", "gb200-nvl72", "describes GB200"),
         ("NVIDIA GB200", "gb200-nvl72", ""),
         ("NVIDIA H100 80GB HBM3", "dgx-h100", ""),
-        ("NVIDIA H200", "dgx-h100", "of H100"),
+        ("NVIDIA H200", "dgx-h100", "describes H100"),
         ("A device", "dgx-h100", ""),
     ],
 )
@@ -927,9 +927,10 @@ def test_a_table_of_other_devices_than_the_described_ones_is_told(
 ) -> None:
     table = a_table(cluster(where, 2), 2 * cluster(where).devices_per_node)
     text = nccl_text(table, per_host=cluster(where).devices_per_node, device=device)
-    fit = fw.fit_cluster([written(tmp_path / "t.log", text)], cluster=where)
-    told = [problem for problem in fit.problems if "t.log is of" in problem]
-    assert told == ([f"t.log is of {device}, and {where} {says}"] if says else [])
+    path = written(tmp_path / "t.log", text)
+    fit = fw.fit_cluster([path], cluster=where)
+    told = [problem for problem in fit.problems if "was measured on" in problem]
+    assert told == ([f"{path} was measured on {device}, and {where} {says}"] if says else [])
 
 
 @pytest.mark.parametrize(

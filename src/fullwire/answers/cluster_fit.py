@@ -474,9 +474,10 @@ def _check_against(where: Cluster, table: _Shown, has_parts: bool) -> list[str]:
     hosts of any table are parts.
     """
     nodes = -(-table.workers // where.devices_per_node)
-    notes, stated = [], family_in(where.device or where.name)
+    notes, stated = [], family_in(where.device or (where.name if where.name in names() else ""))
     if stated and family_in(table.device) not in (stated, ""):
-        notes.append(f"{name_of(table.path)} is of {table.device}, and {where.name} of {stated}")
+        measured = f"{name_of(table.path)} was measured on {table.device}"
+        notes.append(f"{measured}, and {where.name} describes {stated}")
     is_beyond = _is_beyond_nics(table)
     # Of several racks, NICs hold up what their hosts exchange.
     is_of_racks = nodes > 1 and where.devices_per_node in _RACKS

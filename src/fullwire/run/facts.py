@@ -167,7 +167,8 @@ class Facts:
         "processor time of a computing thread of each rank in a probe step, without its sums", _TIME
     )
     turns_lack_s: Pairs | None = fact(
-        "how much longer issuing the sums of a step takes that thread than its turns show", _OFFSET
+        "how much longer a computing thread takes to issue a step's sums than its turns show",
+        _OFFSET,
     )
     before_forward_processor_s: Pairs | None = fact(
         "of it in the program's thread from a step, or from a batch, to the forward pass", _TIME

@@ -243,7 +243,7 @@ class _Collectives:
 
         @functools.wraps(original)
         def chosen(group: Any, *args: Any, **kwargs: Any) -> Any:
-            if probes.is_timed and op == "allreduce":
+            if probes.is_timed and op == "allreduce" and probes.is_timing():
                 return probes.timed(_partial(chosen, **kwargs), group, *args)
             if not probes.is_on:
                 return collective(group, *args, **kwargs)
@@ -265,7 +265,7 @@ class _Collectives:
         buckets, unsettled = self._buckets, self._unsettled
 
         def allreduce(group: VisibleGroup, tensors: Sequence[Any], *options: Any) -> Any:
-            if probes is not None and probes.is_timed:
+            if probes is not None and probes.is_timed and probes.is_timing():
                 return probes.timed(allreduce, group, tensors, *options)
             if (
                 codec.is_in_use

@@ -25,9 +25,9 @@ The ranks of a machine share a file in the recording's folder. Each of them writ
 it, and counts its turns there. The first of them also announces the next step with turns. It does
 so one step ahead: the sums of the step between end on no rank before the announcement.
 
-A thread that computes also issues sums, which takes it some 0.1 ms each. In a turn it holds them
-back instead, and they are issued afterwards. So the thread is timed in both: while it issues the
-sums of the step before, and while it holds back those of its turn.
+A thread that computes also issues its sums. In a turn it holds them back instead, which is quicker,
+and they are issued afterwards. So the thread is timed in both: while it issues the sums of a step
+shortly before, and while it holds back those of its turn.
 
 Nothing may harm the job. A rank that waits too long ends the turns of all ranks for good. So does
 one that issues another collective in its turn, because the others have to join it. So shards, sums
@@ -65,9 +65,9 @@ IN_TURNS = (6, 10, 17, 32, 43)
 _LONGEST_S = 10.0  # that the turns of a step may add to it
 # A rank waits for so many times as long as the turns of all should take, and for these seconds.
 _PATIENCE, AT_LEAST_S = 4.0, 3.0
-# A rank that waits looks after these times. More often, it would slow down the one that computes.
-_LEAST_POLL_S, _MOST_POLL_S = 4e-3, 50e-3
-_POLL_SHARE = 0.25  # of the time that it has waited
+# A rank that waits pauses so long between two looks, for each rank that it waits for. More looks
+# would slow down the rank whose turn it is. After longer pauses, ranks would go on far apart.
+_POLL_S = 2e-3
 _OVER, _ANNOUNCED, _FIRST_RANK = 0, 1, 2  # places in the file; then each rank has three
 _IS_HERE, _COUNT, _STEP = 0, 1, 2  # a rank's: the turns that it has had, and the steps
 _WAITED_FOR = ("allgather", "reducescatter")
@@ -90,13 +90,15 @@ class Probes:
         # their calls.
         self._in_order = threading.RLock()
         self._releasing: set[int] = set()  # threads
+        self._timing: set[int] = set()  # threads
         # The processor time of issuing sums in a backward pass, and of holding them back.
         self._issues_ns: list[int] = []
         self._holds_ns: list[int] = []
         self._is_spoiled = False  # this step, by a sum beside its backward pass
         self._turns = Turns(journal)
         self.is_on = False
-        self.is_timed = False  # are sums of this step, while they are issued or held back
+        # In this step the thread that computes is timed while it issues sums, or holds them back.
+        self.is_timed = False
 
     def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Note a probe step that ends, and decide whether the next step is a probe."""
@@ -117,9 +119,8 @@ class Probes:
         is_probe = self._steps in FIRST
         is_probe |= self._steps <= UP_TO and self._steps % THEN_EVERY == 0
         if self._may_hold and self._journal.is_open:
-            self._turns.step_ended(
-                self._steps, is_kept_apart=is_kept_apart, more_ns=self._more_to_issue_ns()
-            )
+            more_ns = self._more_to_issue_ns() if self._turns.is_on else 0
+            self._turns.step_ended(self._steps, is_kept_apart=is_kept_apart, more_ns=more_ns)
             self.is_on = is_probe or self._turns.is_on
             self.is_timed = self._turns.is_on or (self._turns.are_next and not is_probe)
         else:
@@ -155,21 +156,28 @@ class Probes:
         """Make no more probe steps, because a C++ hook refuses a Future made in Python."""
         self._may_hold = self.is_on = self.is_timed = False
 
+    def is_timing(self) -> bool:
+        """Say whether a sum that begins here is timed: in a backward pass, and in no other sum.
+
+        A group may send through another group, whose method is watched as well. And hooks issue
+        sums during a release.
+        """
+        thread = threading.get_ident()
+        is_inner = thread in self._timing or thread in self._releasing
+        return self.is_timed and not is_inner and torch._C._current_graph_task_id() >= 0
+
     def timed(self, send: Callable[..., Any], *args: Any) -> Any:
-        """Issue a sum or hold it back, and time the thread if it is in a backward pass."""
-        is_backward = torch._C._current_graph_task_id() >= 0
-        is_counted = is_backward and threading.get_ident() not in self._releasing
-        self.is_timed = False  # not again in the method of a group that this one sends through
-        began_ns = time.thread_time_ns()
+        """Issue a sum or hold it back, and time the thread in that."""
+        thread, began_ns = threading.get_ident(), time.thread_time_ns()
+        self._timing.add(thread)
         try:
             work = send(*args)
-            if is_counted and (self.is_on or getattr(work, "tells_times", False)):
+            if isinstance(work, _Held) or getattr(work, "tells_times", False):
                 work.get_future()  # DDP asks for it next, and Python makes it
         finally:
-            self.is_timed = True
-        if is_counted:
-            took_ns = self._holds_ns if self.is_on else self._issues_ns
-            took_ns.append(time.thread_time_ns() - began_ns)
+            self._timing.discard(thread)
+        took_ns = self._holds_ns if isinstance(work, _Held) else self._issues_ns
+        took_ns.append(time.thread_time_ns() - began_ns)
         return work
 
     def around(self, collective: Callable[..., Any], op: str) -> Callable[..., Any]:
@@ -354,12 +362,12 @@ class Turns:
         self._state: _State = "before"
         self._sums_since_ns = 0
         self.is_on = False
-        self.are_next = False  # in the next step, if it is not too long
+        self.are_next = False  # in one of the next two steps, if they are not too long
 
     def step_ended(self, steps: int, *, is_kept_apart: bool, more_ns: int) -> None:
         """Note a step with turns that ends, and decide whether step number `steps` has turns.
 
-        To issue its sums takes the thread that computes `more_ns` longer than to hold them back.
+        The thread that computes takes `more_ns` longer to issue the sums than to hold them back.
         """
         if self.is_on:
             is_whole = self._state == "after the sums" and is_kept_apart
@@ -499,15 +507,15 @@ class Turns:
     def _wait_for(self, ranks: Sequence[int], count: int) -> None:
         """Wait until these ranks have had so many turns, but not for long."""
         patience_s = min(_PATIENCE * len(self._members) * self._step_s, _PATIENCE * _LONGEST_S)
-        since_s = time.monotonic()
-        until_s = since_s + AT_LEAST_S + patience_s
+        until_s = time.monotonic() + AT_LEAST_S + patience_s
         at = [self._place(_COUNT, rank) for rank in ranks]
-        while not (places := self._places())[_OVER] and any(places[each] < count for each in at):
-            now_s = time.monotonic()
-            if now_s > until_s:
+        while not (places := self._places())[_OVER]:
+            left = sum(places[each] < count for each in at)
+            if not left:
+                return
+            if time.monotonic() > until_s:
                 self.stop()
-            poll_s = _POLL_SHARE * (now_s - since_s)
-            time.sleep(min(max(poll_s, _LEAST_POLL_S), _MOST_POLL_S))
+            time.sleep(_POLL_S * left)
 
     def _note_wait(self, since_ns: int) -> None:
         self._journal.note(Note.TURN, 0, since_ns, time.monotonic_ns() - since_ns)
