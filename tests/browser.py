@@ -72,14 +72,18 @@ class Browser:
 
     def open(self, page: Path, hash_: str = "") -> None:
         """Open a file, and wait until it is drawn."""
-        # otherwise a URL that differs only in its hash would load nothing
-        self.ask("Page.navigate", url="about:blank")
+        self.leave()  # otherwise a URL that differs only in its hash would load nothing
         self.ask("Page.navigate", url=page.resolve().as_uri() + hash_)
         self.run(
             "new Promise((done) => { const drawn = () => requestAnimationFrame(() => setTimeout("
             "done, 50)); document.readyState === 'complete' ? drawn() : "
             "addEventListener('load', drawn); })"
         )
+
+    def leave(self) -> None:
+        """Open an empty page, and wait for it."""
+        self.ask("Page.navigate", url="about:blank")
+        self.run("1")
 
     def settle(self) -> None:
         """Wait until a change of the layout is drawn: its observer asks for a frame of its own."""
