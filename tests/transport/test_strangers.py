@@ -110,6 +110,23 @@ def waiting(request: pytest.FixtureRequest) -> Waiting:
     return Waiting(Protection(KEY, encrypts=request.param))
 
 
+class SlowWords(Store):
+    """A store whose words come later than connections, as those of an elastic job may."""
+
+    def __init__(self, said: dict[str, bytes]) -> None:
+        super().__init__()
+        self.said = said
+
+    def set(self, key: str, value: str) -> None:
+        threading.Timer(0.3, self.said.__setitem__, (key, value.encode())).start()
+
+
+def test_a_rank_whose_connection_comes_before_its_word_is_waited_for(waiting: Waiting) -> None:
+    """An elastic job's ranks met so at times, and rank 0 said that rank 1 had left no word."""
+    waiting.meeting = replace(waiting.meeting, store=SlowWords(waiting.store.said))
+    assert waiting.end() == 0
+
+
 def hello(magic: bytes = b"FWT4", rank: int = 1, other: int = 0, public: bytes = NONCE) -> bytes:
     return HELLO.pack(magic, rank, other, NONCE, public)
 
