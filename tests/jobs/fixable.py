@@ -2,6 +2,8 @@
 
 - python fixable.py: as scripts usually are.
 - python fixable.py slow: data take longer to read than to learn.
+- python fixable.py slow ahead: as slow. But processes that load ahead take a second a sample, so a
+  test can interrupt a trial of that fix.
 - python fixable.py stubborn: with a hook of its own, random data, and an iterable data set.
 - python fixable.py manual: with an all-reduce for each gradient, read by rank 0 alone now and then.
   Every third step begins them all before it waits.
@@ -29,7 +31,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    get_worker_info,
+)
 
 
 class Numbers(Dataset):  # type: ignore[misc]  # torch may be absent when we check
@@ -44,7 +52,8 @@ class Numbers(Dataset):  # type: ignore[misc]  # torch may be absent when we che
 
     def __getitem__(self, number: int) -> Any:
         if self.is_slow:
-            time.sleep(0.01)
+            is_ahead = get_worker_info() is not None and sys.argv[2:] == ["ahead"]
+            time.sleep(1 if is_ahead else 0.01)
         same = torch.Generator().manual_seed(number)
         return torch.randn(64) if self.is_random else torch.randn(64, generator=same)
 
@@ -237,7 +246,7 @@ def train(is_stubborn: bool) -> dict[str, Any]:
     data = DistributedDataParallel(model, None, None)  # some arguments by position
     if is_stubborn:
         data.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    numbers = Numbers(is_random=is_stubborn, is_slow=sys.argv[1:] == ["slow"])
+    numbers = Numbers(is_random=is_stubborn, is_slow=sys.argv[1:2] == ["slow"])
     loader = DataLoader(numbers, 5, sampler=DistributedSampler(numbers, seed=7))
     stream = DataLoader(Stream())
     optimizer = torch.optim.Adam(data.parameters(), 0.01)

@@ -122,7 +122,7 @@ from pathlib import Path
 from fullwire.answers.trials import TrialJob
 from fullwire.fixes._recipe import parse_fix
 folder = Path(sys.argv[1])
-job = TrialJob(command=sys.argv[2:], folder=folder, lab=None, scratch=folder, steps=8)
+job = TrialJob(command=sys.argv[2:], folder=folder, lab=None, scratch=folder, steps=24)
 job.end_s = time.monotonic() + 120
 found = job.recorded([parse_fix("transport:fullwire"), parse_fix("buckets:1")])
 job.part()

@@ -580,7 +580,7 @@ def test_a_job_that_hangs_ends_its_tuning_with_all_its_processes(tmp_path: Path)
 def test_a_tuning_that_a_scheduler_ends_keeps_the_best_so_far(tmp_path: Path) -> None:
     """SIGTERM ended one trial, and the next one began."""
     options = ["--steps", "12", "-o", str(tmp_path / "tuned")]
-    command = [*FULLWIRE, "tune", *options, "--", *JOB, "slow"]
+    command = [*FULLWIRE, "tune", *options, "--", *JOB, "slow", "ahead"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         said = []
