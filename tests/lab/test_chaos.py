@@ -29,7 +29,7 @@ own.setblocking(False)
 began = last = time.monotonic()
 unheard = most_unheard = full = written = 0
 still_s = 0.0
-while time.monotonic() < began + 4:
+while time.monotonic() < began + 8:
     now = time.monotonic()
     still_s, last, unheard = max(still_s, now - last), now, unheard + 1
     try:
@@ -55,7 +55,7 @@ said["tmp"] = os.environ["TMPDIR"] == os.environ["FULLWIRE_LAB_DISK"]
 @needs_namespaces
 def test_hosts_are_killed_paused_and_apart_and_the_disk_is_full(tmp_path: Path) -> None:
     chaos = (
-        "kill 1 at 0.1s; pause 0 0.8s at 3s; partition 0|1 0.8s at 2.1s; fill disk 0.5s at 1.5s; "
+        "kill 1 at 0.1s; pause 0 0.8s at 6s; partition 0|1 1.5s at 4s; fill disk 2s at 1.5s; "
         "slow 1 to 10Mbps at 0.2s"
     )
     job = subprocess.run(
@@ -77,6 +77,7 @@ def test_hosts_are_killed_paused_and_apart_and_the_disk_is_full(tmp_path: Path) 
         assert note["tmp"]
 
 
+@pytest.mark.alone  # it holds the ends of steps on two hosts against each other
 @needs_torch
 @needs_namespaces
 def test_an_elastic_job_goes_on_through_chaos_and_the_run_has_its_faults(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_an_elastic_job_goes_on_through_chaos_and_the_run_has_its_faults(tmp_pat
             "--",
             *TRAINING,
             str(notes),
-            "30",
+            "60",
             "-",
         ],
         env=os.environ | {"PAUSE_S": "0.02"},
@@ -101,17 +102,19 @@ def test_an_elastic_job_goes_on_through_chaos_and_the_run_has_its_faults(tmp_pat
         timeout=120,
     )
     assert job.returncode == 0, job.stderr
-    sizes = check_steps(notes, epochs=30)
+    sizes = check_steps(notes, epochs=60)
     assert set(sizes.values()) == {1, 2}
-    assert sizes[300] == 2, "the killed host did not come back"
+    assert sizes[600] == 2, "the killed host did not come back"
     recorded = fullwire.read(run)
     # The worker that came back numbers its steps as the job does.
     marks = recorded.spans.rows(recorded.spans.name == "step")
     first, last = marks.rows(marks.rank == 0), marks.rows(marks.rank == marks.rank.max())
-    assert last.step.min() > 100
+    begins = [int(path.read_text().split(maxsplit=1)[0]) for path in notes.glob("steps of *")]
+    assert last.step.min() == max(begins) - 1
     at = np.searchsorted(first.step, last.step[-20:])
     assert (first.step[at] == last.step[-20:]).all()
-    assert (abs(first.end_ns[at] - last.end_ns[-20:]) < 10_000_000).all()
+    # A step lasts 20 ms at least, so with another number all of these would be apart by that.
+    assert np.median(abs(first.end_ns[at] - last.end_ns[-20:])) < 10_000_000
     assert recorded.facts.workers == 2
     predicted = fullwire.whatif(recorded, bandwidth="1Gbps", workers=2)
     assert float(predicted["step_s"][0]) < 3 * fullwire.explain(recorded).step_s

@@ -32,6 +32,7 @@ while True:
 """
 
 
+@pytest.mark.alone  # it measures a step
 @pytest.mark.usefixtures("uncompiled")
 def test_a_running_job_has_a_step_and_a_stopped_rank_is_named(
     monkeypatch: pytest.MonkeyPatch,
