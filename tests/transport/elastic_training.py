@@ -23,6 +23,7 @@ ALL_ENDED = FOLDER / "all ended"  # once
 HAS_BEGUN_AGAIN = ALL_ENDED.exists()
 AWAITED_S = float(os.environ.get("AWAITED_S", "0.1"))
 AT_STEP = 7
+KEPT = os.environ.get("KEPT", "")  # the folder of checkpoints, if the end waits for one
 for ending in os.environ.get("ENDINGS", "").split():  # WORKER:PHASE:STEP
     worker, phase, step = ending.split(":")
     if worker == WORKER:
@@ -45,6 +46,8 @@ def end_in(phase: str, job: fullwire.Job) -> None:
             return
         if os.environ.get("ENDS") == "all":
             ALL_ENDED.touch()
+        while KEPT and not any(Path(KEPT).glob("step-*")):
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -20,13 +20,16 @@ from tests.transport.sharded_model import BATCH, CLIP, a_model, an_optimizer, th
 
 FOLDER, EPOCHS = Path(sys.argv[1]), int(sys.argv[2])
 WORKER = os.environ.get("FULLWIRE_ELASTIC_WORKER", "0")
-ENDED = [each for each in os.environ.get("ENDINGS", "").split(",") if each]
-ENDINGS = {  # WORKER:PHASE:STEP
-    (phase, int(step))
-    for worker, phase, step in (each.split(":") for each in ENDED)
-    if worker == WORKER
-}
+ENDED = [  # WORKER:PHASE:STEP
+    each.split(":") for each in os.environ.get("ENDINGS", "").split(",") if each
+]
+ENDINGS = {(phase, int(step)) for worker, phase, step in ENDED if worker == WORKER}
 NEW = os.environ.get("NEW", "")  # the number of a new worker, which is waited for after a loss
+KEPT = os.environ.get("KEPT", "")  # the folder of checkpoints, if the end waits for one
+STARTERS = int(os.environ.get("FULLWIRE_ELASTIC_STARTERS", "1"))
+# Who has come takes part some steps later. There are few steps, so each lasts longer meanwhile.
+AWAITS = bool(NEW) or any(phase.startswith("hangs") for _, phase, _ in ENDED)
+AWAITED_S, PAUSE_S = 0.3, float(os.environ.get("PAUSE_S", "0"))
 HAS_BEGUN = FOLDER / f"has begun {WORKER}"  # a worker of this number, before the job began again
 
 
@@ -39,6 +42,8 @@ def end_in(phase: str, step: int) -> None:
             time.sleep(0.02)
     if (phase, step) in ENDINGS and not HAS_BEGUN.exists():
         HAS_BEGUN.touch()
+        while KEPT and not any(Path(KEPT).glob("step-*")):
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -92,7 +97,7 @@ def main() -> None:
         step = job.step_number
         with job.step():
             end_in("forward", step)
-            time.sleep(float(os.environ.get("PAUSE_S", "0")))
+            time.sleep(AWAITED_S if AWAITS and job.world_size < STARTERS else PAUSE_S)
             loss = torch.nn.functional.mse_loss(job.model(given), wanted)
             job.optimizer.zero_grad()
             loss.backward()
@@ -106,7 +111,7 @@ def main() -> None:
         held = ",".join(f"{index}={checksum(piece)}" for index, piece in shards.pieces().items())
         print(job.step_number, job.rank, job.world_size, held, *job.samples, file=lines)
         end_in("between", step)
-        if NEW and job.world_size < int(os.environ["FULLWIRE_ELASTIC_STARTERS"]):
+        if NEW and job.world_size < STARTERS:
             address = Path(os.environ["FULLWIRE_ELASTIC_FOLDER"]) / f"rank {NEW}"
             while not address.exists():
                 time.sleep(0.01)

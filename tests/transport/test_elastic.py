@@ -25,10 +25,13 @@ UNCOMPILED = str(Path(__file__).parents[1] / "jobs" / "uncompiled.py")
 TRAINING = [sys.executable, UNCOMPILED, str(SCRIPT)]
 RUN = [sys.executable, "-m", "fullwire", "run", "--workers"]
 SAMPLES, BATCH = 480, 48
+# A killed worker is missed at once, by its closed connection. A silent one is missed after this
+# time, in which a busy machine lets each worker run.
+DETECT = "--detect=20s"
 
 
 def command(folder: Path, phase: str, *options: str, epochs: int = 3) -> list[str]:
-    return [*RUN, "3", *options, "--", *TRAINING, str(folder), str(epochs), phase]
+    return [*RUN, "3", DETECT, *options, "--", *TRAINING, str(folder), str(epochs), phase]
 
 
 def played(
@@ -90,7 +93,7 @@ def test_a_worker_is_killed_in_each_phase(tmp_path: Path, place: str) -> None:
     phases, steps = ("forward", "backward", "optimizer", "between"), (7, 12, 17, 22)
     killed = list(zip(order, phases, steps, strict=True))
     endings = " ".join(f"{worker}:{phase}:{step}" for worker, phase, step in killed)
-    run = [*RUN, "6", "--", *TRAINING, str(tmp_path), "3", "no"]
+    run = [*RUN, "6", DETECT, "--", *TRAINING, str(tmp_path), "3", "no"]
     job = subprocess.run(
         run,
         env=os.environ | {"ENDS": "no", "ENDINGS": endings},
@@ -158,13 +161,15 @@ def test_a_job_that_has_too_few_workers_goes_on_from_its_checkpoint_with_another
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     kept = ("--checkpoint", str(tmp_path / "kept"), "--every", "0.01s", "--keep", "2")
-    job = played(tmp_path / "a", "forward", "--min", "3", *kept)
+    # The worker that ends waits for a first checkpoint, which begins before step 7.
+    options, folder = ("--min", "3", *kept), str(tmp_path / "kept")
+    job = played(tmp_path / "a", "forward", *options, KEPT=folder, PAUSE_S="0.01")
     assert job.returncode == 4
     assert "the job ended with fewer than --min 3 of 3 workers, after step 7" in job.stderr
     place = tmp_path / "kept/step-000000007"
     assert f"--checkpoint {tmp_path / 'kept'} goes on from {place}" in job.stderr
     assert len(list((tmp_path / "kept").glob("step-*"))) == 2
-    command = [*RUN, "2", *kept, "--", *TRAINING, str(tmp_path / "b"), "3", "no"]
+    command = [*RUN, "2", DETECT, *kept, "--", *TRAINING, str(tmp_path / "b"), "3", "no"]
     job = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert job.returncode == 0, job.stderr
     assert f"goes on after step 7, from {place}" in job.stderr

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,8 @@ import pytest
 import fullwire
 from fullwire.resilience.launched import Launcher, first_host
 from fullwire.resilience.place import Folder, next_number
-from tests.transport.test_elastic import SCRIPT, UNCOMPILED, check_steps, worker_of
+from tests.ports import held_port
+from tests.transport.test_elastic import DETECT, SCRIPT, UNCOMPILED, check_steps, worker_of
 
 WORKER = Path(__file__).parent / "elastic_worker.py"
 TORCHRUN = [
@@ -42,7 +43,7 @@ def launched(
             str(epochs),
             more.get("PHASE", "forward"),
         ],
-        env=os.environ | {"FULLWIRE_ELASTIC_DETECT_S": "2"} | more,
+        env=os.environ | {"FULLWIRE_ELASTIC_DETECT_S": "20"} | more,
         cwd=folder,
         capture_output=True,
         text=True,
@@ -51,7 +52,7 @@ def launched(
 
 
 def test_workers_of_torchrun_meet_and_a_killed_one_is_replaced(tmp_path: Path) -> None:
-    inside = ("--no-python", *RUN, "--respawn", "--", sys.executable)
+    inside = ("--no-python", *RUN, DETECT, "--respawn", "--", sys.executable)
     job = launched(tmp_path, *inside, epochs=20, NEW="4", PAUSE_S="0.005")
     assert job.returncode == 0, job.stderr
     assert "worker 1 was ended by SIGKILL; another starts" in job.stderr
@@ -61,7 +62,8 @@ def test_workers_of_torchrun_meet_and_a_killed_one_is_replaced(tmp_path: Path) -
 
 
 def test_workers_of_torchrun_go_on_without_a_lost_one(tmp_path: Path) -> None:
-    job = launched(tmp_path, "--no-python", *RUN, "--min", "2", "--", sys.executable, epochs=3)
+    inside = ("--no-python", *RUN, DETECT, "--min", "2", "--", sys.executable)
+    job = launched(tmp_path, *inside, epochs=3)
     assert job.returncode == 0, job.stderr
     assert "worker 1 was ended by SIGKILL; the others go on" in job.stderr
     assert check_steps(tmp_path)[30] == 2
@@ -117,13 +119,16 @@ def test_run_without_workers_and_launcher_is_refused() -> None:
     assert "expected --workers N, --recipe FILE.toml, or a launcher" in job.stderr
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    with held_port() as port:
+        yield port
+
+
 def test_a_job_goes_on_without_the_host_of_its_store_and_new_workers_find_each_other(
-    tmp_path: Path,
+    tmp_path: Path, port: int
 ) -> None:
     """As in pods: three places, and rank 0 serves the store until its pod is lost."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     worker = [sys.executable, UNCOMPILED, str(WORKER), "100000", "-1"]
     common = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     places = []
@@ -131,7 +136,7 @@ def test_a_job_goes_on_without_the_host_of_its_store_and_new_workers_find_each_o
         with (tmp_path / f"said {rank}").open("w") as out:
             places.append(
                 subprocess.Popen(
-                    [*RUN, "--respawn", "--", *worker],
+                    [*RUN, DETECT, "--respawn", "--", *worker],
                     env=os.environ | common | {"RANK": str(rank)},
                     stdout=out,
                     stderr=subprocess.STDOUT,

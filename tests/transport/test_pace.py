@@ -57,7 +57,7 @@ def test_a_slow_worker_gets_fewer_samples_and_the_sums_are_those_of_equal_shares
     tmp_path: Path,
 ) -> None:
     job = played(
-        tmp_path, "none", "--balance", epochs=7, SLOW="1", SAMPLE_S="0.002", DROPPED="0", KEEPS="1",
+        tmp_path, "none", "--balance", epochs=7, SLOW="1", SAMPLE_S="0.005", DROPPED="0", KEEPS="1",
     )  # fmt: skip
     assert job.returncode == 0, job.stderr
     assert "worker 1 is slow" in job.stderr
@@ -99,7 +99,7 @@ def test_a_slow_worker_gets_fewer_samples_and_the_sums_are_those_of_equal_shares
 
 
 def test_a_slow_worker_leaves_only_when_asked(tmp_path: Path) -> None:
-    more = {"SLOW": "1", "SAMPLE_S": "0.001"}
+    more = {"SLOW": "1", "SAMPLE_S": "0.004"}
     job = played(tmp_path, "none", "--evict-slow", "--respawn", epochs=6, **more)
     assert job.returncode == 0, job.stderr
     assert "worker 1 is slow" in job.stderr

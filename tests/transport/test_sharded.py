@@ -36,6 +36,7 @@ from tests.transport.sharded_model import (
     the_data,
     undisturbed,
 )
+from tests.transport.test_elastic import DETECT
 
 HERE = Path(__file__).parent
 UNCOMPILED = str(HERE.parent / "jobs" / "uncompiled.py")
@@ -46,9 +47,9 @@ def played(
     folder: Path, *options: str, workers: int = 3, epochs: int = 2, **more: str
 ) -> subprocess.CompletedProcess[str]:
     training = [sys.executable, UNCOMPILED, str(HERE / "sharded_training.py")]
-    run = [sys.executable, "-m", "fullwire", "run", "--workers", str(workers), *options]
+    run = [sys.executable, "-m", "fullwire", "run", "--workers", str(workers), DETECT]
     return subprocess.run(
-        [*run, "--", *training, str(folder), str(epochs)],
+        [*run, *options, "--", *training, str(folder), str(epochs)],
         env=os.environ | {"PYTHONPATH": ROOT} | more,
         cwd=folder,  # where a job that ends leaves its last checkpoint
         capture_output=True,
@@ -139,7 +140,9 @@ def test_a_new_worker_gets_its_shard_and_all_that_is_not_sharded(tmp_path: Path)
 
 def test_a_stuck_worker_is_left_out_and_comes_back_as_a_new_one(tmp_path: Path) -> None:
     stuck = "2:hangs in forward:7"
-    job = played(tmp_path, epochs=4, ENDINGS=stuck, FULLWIRE_ELASTIC_STUCK_S="1", PAUSE_S="0.03")
+    # Workers tell each other eight times within that time whether they wait.
+    detect = "--detect=4s"
+    job = played(tmp_path, detect, epochs=4, ENDINGS=stuck, FULLWIRE_ELASTIC_STUCK_S="1")
     assert job.returncode == 0, job.stderr
     sizes = check_steps(tmp_path, epochs=4)
     assert [sizes[step] for step in (7, 9, 44)] == [3, 2, 3]
@@ -163,7 +166,8 @@ def test_the_job_begins_again_at_its_checkpoint_when_a_shard_and_its_copy_are_lo
     tmp_path: Path,
 ) -> None:
     kept = ("--respawn", "--checkpoint", str(tmp_path / "kept"), "--every", "0.01s")
-    job = played(tmp_path, *kept, ENDINGS="1:between:14,2:between:14")
+    endings = "1:between:14,2:between:14"
+    job = played(tmp_path, *kept, ENDINGS=endings, KEPT=str(tmp_path / "kept"), PAUSE_S="0.01")
     assert job.returncode == 0, job.stderr
     assert "no worker is left that has the parameters. The job begins again" in job.stderr
     assert "fullwire: the job goes on after step" in job.stderr
@@ -175,7 +179,9 @@ def test_another_number_of_workers_goes_on_from_a_checkpoint(tmp_path: Path) -> 
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     kept = ("--checkpoint", str(tmp_path / "kept"), "--every", "0.01s", "--keep", "2")
-    job = played(tmp_path / "a", "--min", "3", *kept, ENDINGS="1:forward:7")
+    # The worker that ends waits for a first checkpoint, which begins before step 7.
+    options, folder = ("--min", "3", *kept), str(tmp_path / "kept")
+    job = played(tmp_path / "a", *options, ENDINGS="1:forward:7", KEPT=folder, PAUSE_S="0.01")
     assert job.returncode == 4, job.stderr
     assert "the job ended with fewer than --min 3 of 3 workers, after step 7" in job.stderr
     place = tmp_path / "kept/step-000000007"
