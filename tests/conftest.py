@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from hypothesis.internal.conjecture import providers
 from fullwire.errors import UsageError
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
+from tests.ports import held_port
 from tests.strategies import scaled
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -106,21 +106,20 @@ def real_dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Dump the Flight Recorder of two ranks that train with DDP over Gloo."""
     pytest.importorskip("torch")
     where, jobs = tmp_path_factory.mktemp("dumps"), Path(__file__).with_name("jobs")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, jobs / "uncompiled.py", jobs / "flight_recorder.py", where],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "MASTER_PORT": port,
-                "MASTER_ADDR": "127.0.0.1",
-                "TORCH_FR_BUFFER_SIZE": "1000",
-            },
-        )
-        for rank in range(2)
-    ]
-    assert [rank.wait(timeout=100) for rank in ranks] == [0, 0]
+    with held_port() as port:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, jobs / "uncompiled.py", jobs / "flight_recorder.py", where],
+                env={
+                    **os.environ,
+                    "RANK": str(rank),
+                    "WORLD_SIZE": "2",
+                    "MASTER_PORT": str(port),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "TORCH_FR_BUFFER_SIZE": "1000",
+                },
+            )
+            for rank in range(2)
+        ]
+        assert [rank.wait(timeout=100) for rank in ranks] == [0, 0]
     return where

@@ -435,7 +435,9 @@ def in_two_groups(rank: int, size: int, store: Any, timeout: timedelta) -> str:
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1:
+        store.set("rank 1 is about to wait", "")
         return _problem(lambda: dist.all_reduce(torch.ones(10), group=pair))
+    store.wait(["rank 1 is about to wait"])
     time.sleep(0.3)  # rank 1 waits by then
     return _problem(lambda: dist.all_reduce(torch.ones(10)))
 
@@ -543,16 +545,21 @@ def let_go(rank: int, size: int, store: Any, timeout: timedelta) -> list[bool]:
 
 
 def unattended(rank: int, size: int, store: Any, timeout: timedelta) -> float:
-    """Exchange a number many times, and poll for it only now and then."""
+    """Exchange a number 50 times, and poll for it only now and then; the shortest of four times.
+
+    Each exchange would take too long if nobody looked. A busy machine slows only some of them.
+    """
     joined(rank, size, store, timeout)
-    began_s = time.monotonic()
-    for _ in range(200):
-        works = [dist.isend(torch.ones(1), 1 - rank), dist.irecv(torch.zeros(1), 1 - rank)]
-        while not all(work.is_completed() for work in works):
-            time.sleep(0.0005)
-    took_s = time.monotonic() - began_s
+    took_s = []
+    for _ in range(4):
+        began_s = time.monotonic()
+        for _ in range(50):
+            works = [dist.isend(torch.ones(1), 1 - rank), dist.irecv(torch.zeros(1), 1 - rank)]
+            while not all(work.is_completed() for work in works):
+                time.sleep(0.0005)
+        took_s.append(time.monotonic() - began_s)
     dist.destroy_process_group()
-    return took_s
+    return min(took_s)
 
 
 def _problem(work: Callable[[], Any]) -> str:

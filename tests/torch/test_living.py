@@ -54,8 +54,9 @@ def test_a_recording_whose_process_is_gone_is_to_be_joined(cli: Cli, tmp_path: P
 @needs_torch
 def test_a_trainer_that_outlives_the_command_is_followed_to_its_end(tmp_path: Path) -> None:
     train = f"{sys.executable} {UNCOMPILED} {JOBS / 'solo.py'} endless"
-    script = f"timeout 12 {train} > {tmp_path / 'said'} & until [ -s {tmp_path / 'said'} ]; "
-    script += "do sleep 0.1; done; sleep 1"
+    said = f"until [ -s {tmp_path / 'said'} ]; do sleep 0.1; done"
+    script = f"{train} > {tmp_path / 'said'} & trainer=$!; "
+    script += f"({said}; sleep 5; kill $trainer) & {said}; sleep 1"
     done = subprocess.run(
         [*RECORD, tmp_path / "job.run", "--", "sh", "-c", script],
         capture_output=True,
@@ -70,6 +71,7 @@ def test_a_trainer_that_outlives_the_command_is_followed_to_its_end(tmp_path: Pa
     assert span_count(run, "host", "step") > 85  # some 80 by when the command ended
 
 
+@pytest.mark.alone  # torch has to be on its way soon after the command ended
 @needs_torch
 def test_a_trainer_that_has_yet_to_load_torch_is_followed_too(tmp_path: Path) -> None:
     train = " ".join(map(str, solo("plain")))

@@ -383,9 +383,17 @@ def test_what_a_hook_works_is_codec_and_what_it_waits_for_is_not(tmp_path: Path)
             & (run.collectives.op == "allreduce")
         )
         assert len(sent) > 1
-        lengths_ns = codec.end_ns - codec.start_ns
-        assert (lengths_ns > 19_000_000).sum() >= len(sent)  # packing, each before it is sent
-        assert (lengths_ns > 9_000_000).sum() == 2 * len(sent)  # and unpacking, when it is there
+        on_host, later = (codec.rows(codec.lane == lane) for lane in ("host", "communication"))
+        lengths_ns = on_host.end_ns - on_host.start_ns
+        # Packing ends before a sum is sent. The rest of the hook is short, unless others hold the
+        # processor, or unless the sum is there at once: then it unpacks.
+        ends_ns = [on_host.end_ns[on_host.end_ns <= at_ns].max() for at_ns in sent.issue_ns]
+        is_packing = np.isin(on_host.end_ns, ends_ns)
+        assert is_packing.sum() == len(sent)
+        assert (lengths_ns[is_packing] > 19_000_000).all()
+        assert (later.end_ns - later.start_ns > 9_000_000).all()
+        at_once = (lengths_ns[~is_packing] > 9_000_000).sum()
+        assert len(later) <= len(sent) <= len(later) + at_once
         for issue_ns, end_ns in zip(sent.issue_ns, sent.end_ns, strict=True):
             assert not ((codec.start_ns < issue_ns) & (codec.end_ns > end_ns)).any()
 

@@ -821,7 +821,7 @@ def test_a_tensor_is_let_go_when_its_collective_has_been_waited_for() -> None:
 
 
 def test_transfers_that_nobody_waits_for_begin_at_once() -> None:
-    assert max(in_processes(ranks.unattended, 2)) < 5  # 10 s at a look every 50 ms
+    assert max(in_processes(ranks.unattended, 2)) < 1.25  # 2.5 s at a look every 50 ms
 
 
 def test_strangers_are_turned_away_and_counted() -> None:

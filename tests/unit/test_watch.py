@@ -319,20 +319,28 @@ def told_about(asking: Asking, rank: int, looks: Looks) -> int | None:
 
 
 def test_the_kernel_tells_whether_a_main_thread_waits_for_other_threads() -> None:
-    scripts = ("import time; time.sleep(60)", "import threading; threading.Event().wait(60)")
-    ranks = [subprocess.Popen([sys.executable, "-c", script]) for script in scripts]
+    scripts = (
+        "import time; print(flush=True); time.sleep(60)",
+        "import threading; print(flush=True); threading.Event().wait(60)",
+    )
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+        for script in scripts
+    ]
     try:
+        for each in ranks:
+            assert each.stdout is not None
+            assert each.stdout.readline()
         here = [
             RankHere(pid=each.pid, rank=rank, user="", command="", network=1, uses_gpu=False)
             for rank, each in enumerate(ranks)
         ]
-        time.sleep(0.5)
         watcher = Watcher(JobHere(ranks=tuple(here), workers=2, is_guessed=False))
         assert watcher.watch(1.0)
     finally:
         for each in ranks:
             each.kill()
-            each.wait()
+            each.communicate()
     spent_ns = [rows[-1, ELSEWHERE] for rows in watcher.looks.by_rank.values()]
     assert 0.7e9 < spent_ns[0] <= 1.0e9
     assert spent_ns[1] < 0.2e9
