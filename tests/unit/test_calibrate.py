@@ -52,7 +52,7 @@ def used(processor_s: float) -> dict[str, tuple[tuple[float, float], ...]]:
 
 
 def told(alone_s: float) -> Alone:
-    return Alone(alone_s, alone_s, alone_s)
+    return Alone(alone_s, 0.8 * alone_s, 1.2 * alone_s)
 
 
 def a_forecaster(run: Run) -> Forecaster:
@@ -673,6 +673,22 @@ def test_another_jitter_has_its_own_lateness_and_not_that_of_contention_too() ->
         dataclasses.replace(crowded.recorded, transports=(a_transport(),), jitters=jitters),
     )["step_s"]
     assert none_s < recorded_s - 0.002
+
+
+def test_messages_keep_processors_busy_for_no_more_than_the_room_of_the_recorded_step() -> None:
+    run = a_trained_job(a_transport(), rate_bps=20 * GBPS, facts=computing(0.065, 0.06))
+    subject = plain_subject("a job", run)
+    assert subject.step.measured_ns is not None
+    slow, slowest = (a_transport(processor_s_per_byte=s_per_byte) for s_per_byte in (1.5e-9, 9e-9))
+    found = with_contention(subject, told(0.065), slow)
+    assert found.recorded is not None
+    crowding, room_s = found.crowding, subject.step.measured_ns * 1e-9 - 0.065
+    assert crowding.most_busy_share * crowding.recorded_work_s == pytest.approx(room_s)
+    assert crowding.most_busy_share < 0.9
+    # Work that was not seen is doubtful, but more ranks will cause some. So half of it stays.
+    assert with_contention(subject, told(0.065), slowest).crowding.most_busy_share == 0.5
+    quick = a_transport(processor_s_per_byte=1e-10)
+    assert with_contention(subject, told(0.065), quick).crowding.most_busy_share == 1.0
 
 
 def test_contention_beside_no_bits_shrinks_with_the_transports_work() -> None:

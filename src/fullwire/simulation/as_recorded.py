@@ -21,7 +21,8 @@ from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import FullTransport, MeasuredTransport, Transport
 
 _LEAST_BESIDE = 0.1  # of the messages' time: less beside computing does not tell contention
-_T1_OFF = 0.12  # of T1: a standard deviation of one run's estimate (validation/contention.py)
+_LEAST_T1_OFF = 0.04  # of T1, at the least: one worker is another run, which differs
+_LEAST_BUSY = 0.5  # share of messages' work: in 48 recordings 0.66 at the least
 _LIKELY_OFF = 0.3  # of the work for messages: a standard deviation of what it delays
 
 
@@ -95,13 +96,14 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
     asked = slice(None), np.array([[[point.bandwidth_bps[0]]]]), transport, np.ones((1, 1, 1))
     exposed, all_bits = messages.exposed(*asked), float(messages.sent_bits(*asked).sum())
     beside, others_s = float(exposed.beside.sum()), float(exposed.beside_others_s.sum())
-    t1_off = _T1_OFF
+    t1_off = sum(off) / 2 / NORMAL_90  # of T1, a standard deviation
     if crowding.is_by_time:
         beside += float(messages.waited_beside_s(exposed, step.waiting_ns * 1e-9).sum())
-        t1_off = sum(off) / 2 / NORMAL_90  # a device's T1 has an interval of its own
     work_s = float(exposed.work_s.sum())
     if not crowding.is_by_time:
-        crowding = replace(crowding, recorded_work_s=work_s / apart)
+        t1_off = max(t1_off, _LEAST_T1_OFF)
+        most = _most_busy_share(subject, crowding.recorded_ranks, step.own_s, work_s / apart)
+        crowding = replace(crowding, recorded_work_s=work_s / apart, most_busy_share=most)
         crowded = replace(crowded, crowding=crowding)
     likely = 0.0
     if isinstance(transport, MeasuredTransport) and all_bits:
@@ -127,6 +129,14 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
         steady_share=rest_s / crowded_s if crowded_s else 0.0,
     )
     return replace(crowded, crowding=crowding)
+
+
+def _most_busy_share(subject: Subject, ranks: float, own_s: float, work_s: float) -> float:
+    """Return the share of the messages' work, at most, that kept the recorded processors busy."""
+    if subject.step.measured_ns is None or not work_s:
+        return 1.0
+    room_s = subject.step.measured_ns * 1e-9 - own_s * ranks
+    return min(max(room_s / (work_s * min(ranks, 1.0)), _LEAST_BUSY), 1.0)
 
 
 class _Estimate(NamedTuple):

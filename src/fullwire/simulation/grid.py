@@ -219,6 +219,9 @@ class Crowding:
     busy_by_a_rank: float = 1.0  # of a processor, by a rank's own computing
     recorded_ranks: float = 1.0  # that computed on each processor
     late_by_turns: float = 1.0  # share of the lateness that ranks on a processor cause
+    # Of the messages' work, at most, that keeps processors busy. The recorded step had no more room
+    # beside its computing: in the rest of that time ranks wait for each other.
+    most_busy_share: float = 1.0
 
     def with_ranks(self, ranks: Floats) -> Floats:
         """Return how many times the recorded contention a bit causes with so many ranks on each."""

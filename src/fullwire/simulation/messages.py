@@ -253,7 +253,8 @@ class Messages:
             # of them and of the transport. It does not help that some of it is beside other work or
             # a late rank: it all waits for the same processors.
             ranks = self.subject.ranks_per_processor(workers)[:, None, None]
-            all_s = step.own_s * ranks + exposed.work_s / apart * np.minimum(ranks, 1.0)
+            busy_s = exposed.work_s / apart * np.minimum(ranks, 1.0)
+            all_s = step.own_s * ranks + busy_s * self.subject.crowding.most_busy_share
             least_s = all_s - step.alone_ns * 1e-9 - late_s
             overhead_s = np.maximum(overhead_s + step.by_turns_s(ranks), least_s)
         beside = exposed.hidden_s, apart, self.count
