@@ -487,6 +487,17 @@ def test_only_computings_share_of_the_run_delay_makes_computing_longer() -> None
     assert found.account["contention"] == pytest.approx(0.3 * 0.100)
 
 
+@pytest.mark.parametrize(("ran_s", "contention_s"), [(0.05, 0.0), (0.07, 0.023)])
+def test_run_delay_of_a_thread_that_waits_for_an_accelerator_is_no_contention(
+    ran_s: float, contention_s: float
+) -> None:
+    """It was ready for 73 or 93 % of computing: what really computes is elsewhere, or is it."""
+    told = Facts(run_delay_s=by_rank(0.023), run_s=by_rank(ran_s))
+    run = a_trained_job()
+    found = fw.explain(dataclasses.replace(run, facts=run.facts | told))
+    assert found.account["contention"] == pytest.approx(contention_s)
+
+
 def test_a_what_if_takes_the_one_t1_that_the_account_tells() -> None:
     run = probed(a_trained_job(), 0.8 * COMPUTES_MS)
     table = fw.whatif(run, workers=[1, 3])
