@@ -491,7 +491,7 @@ def test_only_computings_share_of_the_run_delay_makes_computing_longer() -> None
 def test_run_delay_of_a_thread_that_waits_for_an_accelerator_is_no_contention(
     ran_s: float, contention_s: float
 ) -> None:
-    """It was ready for 73 or 93 % of computing: what really computes is elsewhere, or is it."""
+    """It was ready for 73 % of computing, and waited for the rest. At 93 % it computes itself."""
     told = Facts(run_delay_s=by_rank(0.023), run_s=by_rank(ran_s))
     run = a_trained_job()
     found = fw.explain(dataclasses.replace(run, facts=run.facts | told))

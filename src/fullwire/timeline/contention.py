@@ -11,8 +11,8 @@ without its sums, its input, its packing and the host's part.
 
 A run without probe steps uses run delay: how long a computing thread was ready to run and waited
 for a processor. Computing has the same share of it as of the time in which the thread was ready. It
-is a lower bound, because work beside memory traffic is slower, too. Where the thread was ready for
-only a part of computing, it waited for what really computes: an accelerator, or other threads. Then
+is a lower bound, because work beside memory traffic is slower, too. A thread that was
+ready for only a part of computing waited for an accelerator, or for other threads that compute. So
 its run delay tells nothing.
 
 Other programs also cause run delay. It counts only by the job's own share of the processors' work.
