@@ -111,10 +111,10 @@ def test_an_elastic_job_goes_on_through_chaos_and_the_run_has_its_faults(tmp_pat
     first, last = marks.rows(marks.rank == 0), marks.rows(marks.rank == marks.rank.max())
     begins = [int(path.read_text().split(maxsplit=1)[0]) for path in notes.glob("steps of *")]
     assert last.step.min() == max(begins) - 1
+    assert last.step.min() > 100
     at = np.searchsorted(first.step, last.step[-20:])
     assert (first.step[at] == last.step[-20:]).all()
-    # A step lasts 20 ms at least, so with another number all of these would be apart by that.
-    assert np.median(abs(first.end_ns[at] - last.end_ns[-20:])) < 10_000_000
+    assert (abs(first.end_ns[at] - last.end_ns[-20:]) < 10_000_000).all()
     assert recorded.facts.workers == 2
     predicted = fullwire.whatif(recorded, bandwidth="1Gbps", workers=2)
     assert float(predicted["step_s"][0]) < 3 * fullwire.explain(recorded).step_s

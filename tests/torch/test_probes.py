@@ -86,8 +86,8 @@ def test_whoever_asks_in_a_backward_pass_until_a_sum_has_ended_sees_it_end(
 ) -> None:
     """Held back until that pass is done, the sum would never end."""
     words = together(RANKS, "polled.py", asked)
-    plain = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
-    alone = ["timeout", "120", *words]  # a job that hangs fails here
+    plain = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    alone = ["timeout", "60", *words]  # a job that hangs fails here
     recording = record(
         ["sh", "-c", f'"$@" > {tmp_path}/printed', "sh", *alone], tmp_path / "job.run", probe=True
     )
@@ -238,7 +238,7 @@ def probed_counts(tmp_path: Path, script: str) -> dict[str, int]:
     job = tmp_path / "job.py"
     job.write_text(script)
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    alone = ["timeout", "120", *words, "--master-port", "0", "--standalone", str(job)]
+    alone = ["timeout", "60", *words, "--master-port", "0", "--standalone", str(job)]
     recording = record(alone, tmp_path / "job.run", probe=True)
     assert recording.exit_status == 0
     return {name: span_count(recording.run, "host", name) for name in ("step", "turns")}

@@ -371,6 +371,7 @@ def test_exchanges_of_an_applied_codec_are_seen_and_no_message_of_them(tmp_path:
     assert 6 * 64 * 64 < exchanged.sum() < 1.1 * 6 * 64 * 65
 
 
+@pytest.mark.alone  # a busy machine makes short pieces of a hook long
 @needs_torch
 def test_what_a_hook_works_is_codec_and_what_it_waits_for_is_not(tmp_path: Path) -> None:
     run, _ = recorded(tmp_path, *together(2, "ddp.py", "slow"))
@@ -393,7 +394,7 @@ def test_what_a_hook_works_is_codec_and_what_it_waits_for_is_not(tmp_path: Path)
         assert (lengths_ns[is_packing] > 19_000_000).all()
         assert (later.end_ns - later.start_ns > 9_000_000).all()
         at_once = (lengths_ns[~is_packing] > 9_000_000).sum()
-        assert len(later) <= len(sent) <= len(later) + at_once
+        assert len(later) + at_once == len(sent)
         for issue_ns, end_ns in zip(sent.issue_ns, sent.end_ns, strict=True):
             assert not ((codec.start_ns < issue_ns) & (codec.end_ns > end_ns)).any()
 
