@@ -22,7 +22,7 @@ from fullwire.simulation.transport import FullTransport, MeasuredTransport, Tran
 
 _LEAST_BESIDE = 0.1  # of the messages' time: less beside computing does not tell contention
 _LEAST_T1_OFF = 0.04  # of T1, at the least: one worker is another run, which differs
-_LEAST_BUSY = 0.5  # share of messages' work: in 48 recordings 0.66 at the least
+_LEAST_BUSY = 0.5  # share of messages' work: in 265 recordings 0.66 at the least
 _LIKELY_OFF = 0.3  # of the work for messages: a standard deviation of what it delays
 
 
@@ -97,10 +97,10 @@ def with_contention(subject: Subject, alone: Alone, transport: Transport) -> Sub
     exposed, all_bits = messages.exposed(*asked), float(messages.sent_bits(*asked).sum())
     beside, others_s = float(exposed.beside.sum()), float(exposed.beside_others_s.sum())
     t1_off = sum(off) / 2 / NORMAL_90  # of T1, a standard deviation
+    work_s = float(exposed.work_s.sum())
     if crowding.is_by_time:
         beside += float(messages.waited_beside_s(exposed, step.waiting_ns * 1e-9).sum())
-    work_s = float(exposed.work_s.sum())
-    if not crowding.is_by_time:
+    else:
         t1_off = max(t1_off, _LEAST_T1_OFF)
         most = _most_busy_share(subject, crowding.recorded_ranks, step.own_s, work_s / apart)
         crowding = replace(crowding, recorded_work_s=work_s / apart, most_busy_share=most)

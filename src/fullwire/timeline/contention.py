@@ -11,9 +11,9 @@ without its sums, its input, its packing and the host's part.
 
 A run without probe steps uses run delay: how long a computing thread was ready to run and waited
 for a processor. Computing has the same share of it as of the time in which the thread was ready. It
-is a lower bound, because work beside memory traffic is slower, too. A thread that was
-ready for only a part of computing waited for an accelerator, or for other threads that compute. So
-its run delay tells nothing.
+is a lower bound, because work beside memory traffic is slower, too. A thread that was ready for a
+part of computing alone waited for an accelerator, or for other threads that compute. So its run
+delay tells nothing.
 
 Other programs also cause run delay. It counts only by the job's own share of the processors' work.
 
@@ -48,9 +48,9 @@ CrowdingSource: TypeAlias = Literal[
 FEWEST_PROBES = 2  # of a rank, to believe their times
 LEAST_COMPARED = 0.2  # of the time beside communication: kernels that also ran alone
 MOST_DELAYED = 0.9  # of computing: the most that can be waiting for a processor
-# Of computing. A thread that computes was ready for 1.03 of it at the least, in 170 recordings. One
-# that waits for emulated accelerators was ready for 0.51 of it at the most.
-LEAST_READY = 0.75
+# Of computing. In 236 recordings a thread that computes was ready for all of it. One that waits for
+# emulated accelerators was ready for 0.51 of it at the most.
+_LEAST_READY = 0.75
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -246,7 +246,7 @@ def crowding_of(
         return Crowding("none", none)
     delay_ns = _by_rank_ns(facts.run_delay_s, ranks)
     ready_ns = delay_ns + _by_rank_ns(facts.run_s, ranks)
-    if facts.run_s is not None and (ready_ns < LEAST_READY * usual_ns).any():
+    if facts.run_s is not None and (ready_ns < _LEAST_READY * usual_ns).any():
         return Crowding("none", none)
     # The thread also waits for a processor in the rest of the step, as at the end of each sum.
     ready_ns = np.maximum(ready_ns, usual_ns)
