@@ -27,7 +27,7 @@ ENDINGS = {(phase, int(step)) for worker, phase, step in ENDED if worker == WORK
 NEW = os.environ.get("NEW", "")  # the number of a new worker, which is waited for after a loss
 KEPT = os.environ.get("KEPT", "")  # the folder of checkpoints, if the end waits for one
 STARTERS = int(os.environ.get("FULLWIRE_ELASTIC_STARTERS", "1"))
-# A worker that has come takes part some steps later. There are few steps, so each lasts longer meanwhile.
+# A worker that has come takes part some steps later. There are few, so each lasts longer meanwhile.
 AWAITS = bool(NEW) or any(phase.startswith("hangs") for _, phase, _ in ENDED)
 AWAITED_S, PAUSE_S = 0.3, float(os.environ.get("PAUSE_S", "0"))
 HAS_BEGUN = FOLDER / f"has begun {WORKER}"  # a worker of this number, before the job began again
