@@ -23,11 +23,14 @@ constexpr std::int64_t kMillisecond = 1'000'000;
 // Asking for an interface costs 3 us, for a connection 3 us, for processors 10 us and for a GPU more
 // than all that: each as often as it can be for next to nothing.
 constexpr std::int64_t kTick = 10 * kMillisecond;  // the interfaces, for which it all is done
-// A wake-up costs more than all the questions. Where links have been all but still for a second, as
-// with ranks on one host, four of five ticks are left out until bytes move again.
+// A wake-up costs more than all the questions. Where links have been all but still for a second,
+// four of five ticks are left out until bytes move again. After ten seconds, as with ranks on one
+// host, all are left out but four a second. Then connections and devices are asked as rarely.
 constexpr std::int64_t kCalmTick = 50 * kMillisecond;
 constexpr std::int64_t kCalmAfter = 1000 * kMillisecond;
-constexpr std::int64_t kFewBytes = 16 * 1024;  // in a tick
+constexpr std::int64_t kStillTick = 250 * kMillisecond;
+constexpr std::int64_t kStillAfter = 10'000 * kMillisecond;
+constexpr std::int64_t kFewBytes = 16 * 1024;  // in a tick, and more in one that is still
 constexpr std::int64_t kSocketsEvery = 50 * kMillisecond;
 constexpr std::int64_t kDevicesEvery = 100 * kMillisecond;  // processors count in ticks of 10 ms
 constexpr std::int64_t kWriteEvery = 1000 * kMillisecond;   // what kill -9 may take with it
@@ -97,7 +100,9 @@ class Sampler {
     void sample_what_is_due(std::int64_t now_ns) {
         interfaces_.sample();
         const std::int64_t bytes = interfaces_.bytes();
-        if (bytes - bytes_ > kFewBytes) moved_ns_ = now_ns;
+        if (bytes - bytes_ > kFewBytes * std::max<std::int64_t>(tick_ns(now_ns) / kCalmTick, 1)) {
+            moved_ns_ = now_ns;
+        }
         bytes_ = bytes;
         if (look_due_.is_now(now_ns)) sockets_.find_if_changed(file_);
         if (search_due_.is_now(now_ns)) sockets_.find(file_);
@@ -133,12 +138,17 @@ class Sampler {
         file_.write();
     }
 
+    std::int64_t tick_ns(std::int64_t now_ns) const {
+        const std::int64_t still_ns = now_ns - moved_ns_;
+        return still_ns < kCalmAfter ? kTick : still_ns < kStillAfter ? kCalmTick : kStillTick;
+    }
+
     // Sleep until the next tick or the end, in one call. Ticks are whole multiples on the machine's
     // clock, so that several samplers of one machine wake at the same time and disturb the job once.
     bool is_over_before_next_tick() const {
         const std::int64_t now_ns = monotonic_ns();
-        const std::int64_t tick_ns = now_ns - moved_ns_ < kCalmAfter ? kTick : kCalmTick;
-        const timespec left{0, tick_ns - now_ns % tick_ns};
+        const std::int64_t tick = tick_ns(now_ns);
+        const timespec left{0, tick - now_ns % tick};
         pollfd end{watched_.file, POLLIN, 0};  // also of a process that nobody has reaped
         const bool has_ended = ::ppoll(&end, 1, &left, nullptr) > 0;
         if (is_told_to_end) return true;

@@ -455,6 +455,10 @@ def test_a_host_with_still_links_wakes_its_sampler_less_often(tmp_path: Path) ->
         before = wake_ups(status)
         time.sleep(1)
         assert 1 <= wake_ups(status) - before <= 40  # 100 where bytes move
+        time.sleep(8.5)  # until links have been still for ten seconds
+        before = wake_ups(status)
+        time.sleep(2)
+        assert 2 <= wake_ups(status) - before <= 16  # 40 before
         assert job.stdin is not None
         job.stdin.close()
 
