@@ -6,10 +6,14 @@ run will be a run of its own: its line and processors differ a little from the r
 speed of packing gradients is known from elsewhere. These deviations are independent of each other,
 so their squares add up, and the interval is 1.8 standard deviations wide on each side.
 
-Then the uncertainty of the recorded steps' median is added: steps of two kinds may have it at
-either. A step is never shorter than a worker's own. After each wait a processor computes slowly at
-first, and a recording of steps that all synchronise cannot tell by how much. So steps in a row that
-do not may be shorter. An interval needs repeated steps or a measured transport. A number from one
+The recorded steps' median is unsure, too: steps of two kinds may have it at either. Ranks that slow
+each other a lot may be on processors that were disturbed, and do so less in another run. The
+squares of these bounds add up with the others. That was judged where ranks compute on processors.
+On devices, and where nothing was fitted, the bounds are added to the rest.
+
+A step is never shorter than a worker's own. After each wait a processor computes slowly at first,
+and a recording of steps that all synchronise cannot tell by how much. So steps in a row that do not
+may be shorter. An interval needs repeated steps or a measured transport. A number from one
 unrepeated profile, on any other transport, has none.
 """
 
@@ -50,6 +54,11 @@ _MOST_TRIED = 3
 _WIDTH = 1.8  # standard deviations, which hold nine truths of ten
 # Of the same computation on the same machine: on processors, and on devices.
 _FROM_RUN_TO_RUN, _OF_DEVICES_FROM_RUN_TO_RUN = 0.025, 0.01
+# Of a fit's standard deviation, which its priors make larger than errors are. On devices no errors
+# were measured.
+_OF_A_FIT = 0.6
+_CONTENTION_OFF = 2.0  # times what T1 leaves open, on processors: bits elsewhere cost otherwise
+_USUAL_BY_RANKS = 0.1  # of T1: nine of ten recordings show about as much, or less
 ENOUGH_STEPS = 3  # fewer show no scatter
 _EXCHANGE_LONGER = 1.08  # times: a standard deviation of the cases behind an exchange's factor
 _COLD_S, _COLD_SHARE = 2e-3, 0.5  # of a step alone; 1.4 to 2.4 ms in small jobs of one machine
@@ -208,12 +217,7 @@ def _of_one_kind(
         nothing = np.broadcast_to(np.nan, len(predictions))
         return nothing, nothing
     step_s = predictions.measures["step_s"]
-    of_runs = np.array(
-        [
-            _OF_DEVICES_FROM_RUN_TO_RUN if subject.is_on_devices else _FROM_RUN_TO_RUN
-            for subject in subjects
-        ]
-    ).reshape(shaped(run=len(subjects)))
+    of_runs, on_devices = _from_run_to_run(subjects), any(each.is_on_devices for each in subjects)
     variance = np.square(of_runs * step_s) + _of_the_codec(subjects, grid, step_s, crew)
     variance = variance + _of_contention(subjects, grid, step_s, crew)
     variance = variance + _of_lateness(subjects, grid, step_s, crew)
@@ -241,10 +245,11 @@ def _of_one_kind(
         # For each direction of the transport take the worse sign.
         others = (*calibration.variants, *calibration.between, slower_line)
         fitted = [_with_residues(subject, calibration) for subject in subjects]
+        of_a_fit = 1.0 if on_devices else _OF_A_FIT
         others_s = _on_each(others, fitted, grid, crew)
         for _ in calibration.variants[::2]:
             away_s = [np.abs(next(others_s) - step_s) for _ in range(2)]
-            variance = variance + np.square(np.maximum(*away_s))
+            variance = variance + np.square(of_a_fit * np.maximum(*away_s))
         # With the measured step at its bounds, the predicted one is this much shorter or longer.
         at_bounds_s = next(others_s), next(others_s)
         # No replay has to match a changed step, or another transport. These scatter as recorded.
@@ -252,9 +257,13 @@ def _of_one_kind(
         is_free = (is_changed[:, None] | ~measured[None, :]).reshape(is_known.shape)
         sooner_s = np.maximum(step_s - np.minimum(*at_bounds_s), sooner_s * is_free)
         later_s = np.maximum(np.maximum(*at_bounds_s) - step_s, later_s * is_free)
-        variance = variance + np.square(next(others_s) - step_s)
+        variance = variance + np.square(of_a_fit * (next(others_s) - step_s))
     half_s = np.where(is_known, _WIDTH * np.sqrt(variance), np.nan)
+    joined = np.add if calibration is None or on_devices else np.hypot
+    sooner_s, later_s = joined(half_s, sooner_s), joined(half_s, later_s)
     by_run = shaped(run=len(subjects))
+    quieter_s = np.array([_by_quieter_processors_s(subject.step) for subject in subjects])
+    sooner_s = np.hypot(sooner_s, quieter_s.reshape(by_run))
     warm_s = _by_warm_processors(subjects, grid)
     alone_s = np.array(own_s).reshape(by_run) * (1 - _WIDTH * of_runs) - warm_s
     t1_s, below, above = (
@@ -265,8 +274,8 @@ def _of_one_kind(
     )
     alone_s = np.minimum(alone_s, t1_s * (1 - below))
     # An interval of a step that scatters a lot may be wider than the step. Times end at 0.
-    low_s = np.maximum(np.maximum(step_s - half_s - sooner_s - warm_s, alone_s), 0.0)
-    high_s = step_s + half_s + later_s
+    low_s = np.maximum(np.maximum(step_s - sooner_s - warm_s, alone_s), 0.0)
+    high_s = step_s + later_s
     is_t1 = (grid.workers_of_points() == 1) & (above > 0)
     low_s, high_s = (
         np.where(is_t1 & is_known, t1_s * share, end_s)
@@ -333,6 +342,15 @@ def further_recording(
         return Further(row=row, rate_bps=None, share=quiet, lab_workers=lab_workers)
     share, rate_bps = next(share for share in shares if share[0] <= _NEAR_BEST * best)
     return Further(row=row, rate_bps=rate_bps, share=share, lab_workers=lab_workers)
+
+
+def _from_run_to_run(subjects: Sequence[Subject]) -> Floats:
+    """Return the standard deviation between runs, as a share of the step."""
+    shares = [
+        _OF_DEVICES_FROM_RUN_TO_RUN if subject.is_on_devices else _FROM_RUN_TO_RUN
+        for subject in subjects
+    ]
+    return np.array(shares).reshape(shaped(run=len(subjects)))
 
 
 def _of_the_codec(subjects: Sequence[Subject], grid: Grid, step_s: Floats, crew: Crew) -> Floats:
@@ -404,6 +422,16 @@ def _by_warm_processors(subjects: Sequence[Subject], grid: Grid) -> Floats:
     return np.array(cold_s).reshape(shaped(run=len(subjects))) * in_a_row
 
 
+def _by_quieter_processors_s(step: Step) -> float:
+    """Return by how much shorter steps are, at the most, of ranks that slow each other less.
+
+    Ranks on one machine share its memory. Where that costs more than usual, the machine may have
+    been disturbed while it was recorded: two processors of a virtual machine may share a core.
+    """
+    usual_ns = _USUAL_BY_RANKS * (step.alone_ns - step.crowded_by_ranks_ns)
+    return max(step.crowded_by_ranks_ns - usual_ns, 0.0) * 1e-9
+
+
 def _of_contention(
     subjects: Sequence[Subject], grid: Grid, step_s: Floats, crew: Crew
 ) -> Floats | float:
@@ -417,9 +445,10 @@ def _of_contention(
     more, as_recorded_s = [], []
     for subject in subjects:
         crowding = subject.crowding
-        s_each = crowding.s_each + crowding.off_s_each
+        off_s_each = crowding.off_s_each * (1.0 if crowding.is_by_time else _CONTENTION_OFF)
+        s_each = crowding.s_each + off_s_each
         more.append(replace(subject, crowding=replace(crowding, s_each=s_each)))
-        as_recorded_s.append(crowding.off_s_each * crowding.recorded_beside)
+        as_recorded_s.append(off_s_each * crowding.recorded_beside)
     longer_s = sweep(more, grid, crew=crew).measures["step_s"] - step_s
     away_s = longer_s - np.array(as_recorded_s).reshape(shaped(run=len(subjects)))
     return np.square(np.where(longer_s == 0, 0.0, away_s))
