@@ -1,7 +1,7 @@
 """Predictions beside the machine's own noise: python -m validation.twice DIRECTORY
 
-Eight trainings (jobs/unseen.py) that no rule was chosen on are recorded in the lab: two ranks, over
-Gloo and the Fullwire transport, on links of three rates. Then all of them are recorded once more.
+Eight trainings (jobs/unseen.py) that no rule was chosen on are recorded in the lab. Two ranks train
+over Gloo and the Fullwire transport, on links of three rates. Then all are recorded once more.
 Two recordings of a job on the same links show the machine's noise, which no prediction can know.
 Each recording also predicts those on other links, of both rounds. Gloo's recordings predict those
 of the Fullwire transport, too. Runs stay in DIRECTORY, and an existing run is not recorded again.

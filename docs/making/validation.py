@@ -16,6 +16,7 @@ PAGES = {
         "predictions",
         "predictions-each-shown",
         "cells",
+        "twice",
         "halves",
         "real-computation",
         "storms-of-tiny-messages",
