@@ -1,7 +1,8 @@
 """Predictions beside the machine's own noise: python -m validation.twice DIRECTORY
 
-Eight trainings (jobs/unseen.py) that no rule was chosen on are recorded in the lab. Two ranks train
-over Gloo and the Fullwire transport, on links of three rates. Then all are recorded once more.
+Eight trainings (jobs/unseen.py) are recorded in the lab. The rules of predicted steps were chosen
+on other jobs. Two ranks train over Gloo and the Fullwire transport, on links of three rates. Then
+all are recorded once more.
 Two recordings of a job on the same links show the machine's noise, which no prediction can know.
 Each recording also predicts those on other links, of both rounds. Gloo's recordings predict those
 of the Fullwire transport, too. Runs stay in DIRECTORY, and an existing run is not recorded again.
@@ -47,13 +48,17 @@ def main() -> None:
     place: Path = taken.parse_args().directory
     place.mkdir(parents=True, exist_ok=True)
     runs = {job: _recorded(job, place) for job in _jobs()}
-    steps, alone = zip(*(_apart(*pair) for pair in _pairs(runs)), strict=True)
+    apart = {job: _apart(*pair) for job, pair in _pairs(runs)}
     found = [(before, after, made) for before, after, made in _predicted(runs)]
     other_links = [each for each in found if each[0].backend == each[1].backend]
     ours = [each for each in found if each[0].backend != each[1].backend]
     table = [
-        _row("two recordings of a job: its step", steps),
-        _row("two recordings of a job: T1", alone),
+        _row("two recordings of a job: its step", [step for step, _ in apart.values()]),
+        *(
+            _row(f"on {cell[2:]}", [step for job, (step, _) in apart.items() if job.cell == cell])
+            for cell in CELLS
+        ),
+        _row("two recordings of a job: T1", [alone for _, alone in apart.values()]),
         _predictions("predicted for other links", other_links),
         *(
             _predictions(f"from {before[2:]} to {after[2:]}", _between(other_links, before, after))
@@ -68,7 +73,7 @@ def main() -> None:
     errors = [made.error for _, _, made in found]
     results.write(
         "twice",
-        claim="Predictions of jobs that no rule was chosen on, beside the noise of the machine.",
+        claim="Predictions of jobs that chose no rule of predicted steps, beside the machine's noise.",
         anchor="the same jobs recorded on those links, twice",
         measure="error of the predicted step",
         tables=[
@@ -92,11 +97,11 @@ def _recorded(job: Job, place: Path) -> fw.Run:
     return in_the_lab(path, job.cell, ("validation.jobs.unseen", job.kind), job.backend)
 
 
-def _pairs(runs: dict[Job, fw.Run]) -> Iterator[tuple[fw.Run, fw.Run]]:
+def _pairs(runs: dict[Job, fw.Run]) -> Iterator[tuple[Job, tuple[fw.Run, fw.Run]]]:
     first, again = ROUNDS
     for job, run in runs.items():
         if job.round == first:
-            yield run, runs[job._replace(round=again)]
+            yield job, (run, runs[job._replace(round=again)])
 
 
 def _apart(first: fw.Run, again: fw.Run) -> tuple[float, float]:

@@ -30,7 +30,7 @@ constexpr std::int64_t kCalmTick = 50 * kMillisecond;
 constexpr std::int64_t kCalmAfter = 1000 * kMillisecond;
 constexpr std::int64_t kStillTick = 250 * kMillisecond;
 constexpr std::int64_t kStillAfter = 10'000 * kMillisecond;
-constexpr std::int64_t kFewBytes = 16 * 1024;  // in a tick, and more in one that is still
+constexpr std::int64_t kFewBytes = 16 * 1024;  // in a tick
 constexpr std::int64_t kSocketsEvery = 50 * kMillisecond;
 constexpr std::int64_t kDevicesEvery = 100 * kMillisecond;  // processors count in ticks of 10 ms
 constexpr std::int64_t kWriteEvery = 1000 * kMillisecond;   // what kill -9 may take with it
@@ -100,9 +100,7 @@ class Sampler {
     void sample_what_is_due(std::int64_t now_ns) {
         interfaces_.sample();
         const std::int64_t bytes = interfaces_.bytes();
-        if (bytes - bytes_ > kFewBytes * std::max<std::int64_t>(tick_ns(now_ns) / kCalmTick, 1)) {
-            moved_ns_ = now_ns;
-        }
+        if (bytes - bytes_ > kFewBytes) moved_ns_ = now_ns;
         bytes_ = bytes;
         if (look_due_.is_now(now_ns)) sockets_.find_if_changed(file_);
         if (search_due_.is_now(now_ns)) sockets_.find(file_);
@@ -140,7 +138,10 @@ class Sampler {
 
     std::int64_t tick_ns(std::int64_t now_ns) const {
         const std::int64_t still_ns = now_ns - moved_ns_;
-        return still_ns < kCalmAfter ? kTick : still_ns < kStillAfter ? kCalmTick : kStillTick;
+        if (still_ns < kCalmAfter) return kTick;
+        // A job may send over RDMA, whose bytes no interface counts.
+        const bool may_be_still = still_ns >= kStillAfter && host_.rdma_directories.empty();
+        return may_be_still ? kStillTick : kCalmTick;
     }
 
     // Sleep until the next tick or the end, in one call. Ticks are whole multiples on the machine's

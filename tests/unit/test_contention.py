@@ -16,7 +16,7 @@ from fullwire.findings.case import Case
 from fullwire.fixes.fix import fix_kind
 from fullwire.recorder.assemble import _Rank
 from fullwire.recorder.journals import Journal
-from fullwire.recorder.steps import Steps, used_s
+from fullwire.recorder.steps import Steps
 from fullwire.report.as_data import explanation_object
 from fullwire.run.facts import Facts, FactValue, named
 from fullwire.run.placement import processors_of_machine, ranks_per_processor
@@ -686,24 +686,3 @@ def test_what_runs_and_waits_in_the_sums_of_a_probe_step_is_not_computing() -> N
     )
     assert rank.delays_s(of_probes=True) == pytest.approx((0.007, 0.030))
     assert rank.delays_s(of_probes=False) == pytest.approx((0.020, 0.050))
-
-
-@pytest.mark.parametrize("is_steady", [True, False])
-def test_processor_time_of_a_second_without_processors_does_not_count(is_steady: bool) -> None:
-    """Formerly a rank that had used 73 ms a step was taken for two threads.
-
-    A step with our transport was predicted at 81 ms, where Gloo's had taken 40.
-    """
-    ms, ends = 1_000_000, np.arange(1, 15) * 40
-    steps = Steps(start_ns=(ends - 40) * ms, end_ns=ends * ms)
-    read = [
-        (40, 999, 9),
-        (80, 36, 12),
-        (120, 36, 12),
-        (160, 250, 12),
-        (200, 250, 12),
-        (560, 324, 108),
-    ]
-    notes = np.array([[used * ms, at * ms + 1, sent * ms] for at, used, sent in read])
-    whole_s = (36 * 2 + 324) / 11 if is_steady else (36 * 2 + 500 + 324) / 13
-    assert used_s(notes, steps, is_steady=is_steady) == pytest.approx((whole_s * 1e-3, 0.012))

@@ -1,4 +1,4 @@
-"""A training that no rule was chosen on: python -m validation.jobs.unseen KIND [STEPS].
+"""A training that chose no predicted step: python -m validation.jobs.unseen KIND [STEPS].
 
     unet         a U-Net of convolutions, with skips
     encoder      two layers of a transformer, and a large embedding

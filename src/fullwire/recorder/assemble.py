@@ -44,8 +44,6 @@ from fullwire.recorder.steps import (
     last_backward_start_ns,
     marks_of,
     spans_of,
-    undisturbed,
-    used_s,
     whole_steps,
 )
 from fullwire.run.emulation import undilated
@@ -117,6 +115,18 @@ class _Rank:
         """Return the numbers that the job gives to steps of this rank."""
         return np.where(steps == OUTSIDE, OUTSIDE, steps + self.first_step)
 
+    def used_s(self, notes: Whole) -> tuple[float, float] | None:
+        """Return the processor time of a step by these notes, in total and in communication.
+
+        They count from the first reading after the first step, because the first step is unusual.
+        """
+        notes = notes[notes[:, 1] >= self.steps.end_ns[0]] if len(self.steps) else notes[:0]
+        steps = np.searchsorted(self.steps.end_ns, notes[:, 1], side="right")
+        if len(notes) < 2 or not (passed := int(steps[-1] - steps[0])):
+            return None
+        whole_s, part_s = (notes[1:, [0, 2]].sum(axis=0) * 1e-9 / passed).tolist()
+        return whole_s, part_s
+
     def delays_s(self, of_probes: bool) -> tuple[float, float] | None:
         """Return how long a computing thread waited for a processor in a step, and how long it ran.
 
@@ -137,16 +147,15 @@ class _Rank:
             by_step_ns = np.maximum(by_step_ns, 0)
             delay_ns, run_ns = np.median(by_step_ns, axis=0).tolist()
         else:
-            weights = passed[is_told] * undisturbed(by_step_ns[:, 1], passed[is_told])
-            delay_ns, run_ns = np.average(by_step_ns, axis=0, weights=weights).tolist()
+            delay_ns, run_ns = np.average(by_step_ns, axis=0, weights=passed[is_told]).tolist()
         return delay_ns * 1e-9, run_ns * 1e-9
 
     def facts(self) -> dict[str, float]:
         """Return what its notes tell about it by the names of facts, in seconds or bytes a step."""
         told = dict[str, float]()
-        if (of_process := used_s(self.processors, self.steps)) is not None:
+        if (of_process := self.used_s(self.processors)) is not None:
             told["processor_s"], told["communication_processor_s"] = of_process
-        if (of_children := used_s(self.children, self.steps, is_steady=False)) is not None:
+        if (of_children := self.used_s(self.children)) is not None:
             told["children_processor_s"], _ = of_children
         if (usual := self.delays_s(of_probes=False)) is not None:
             told["run_delay_s"], told["run_s"] = usual

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,6 @@ from fullwire.run.run import Lane, Whole
 
 OUTSIDE = -1  # the step number of moments outside all steps
 _EVER = 2**63 - 1
-_DISTURBED = 2.0  # times the usual processor time of a step
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -89,34 +87,6 @@ def marks_of(steps: Steps, notes: Mapping[int, Whole]) -> NDArray[np.object_]:
     turns = notes[Note.TURNS]
     marks[steps.of(turns[:, 1])] = np.where(turns[:, 0] > 0, "turns", "broken turns")
     return marks[:-1]
-
-
-def used_s(notes: Whole, steps: Steps, *, is_steady: bool = True) -> tuple[float, float] | None:
-    """Return the processor time of a step by such notes, in total and in communication.
-
-    They count from the first reading after the first step, because that one is unusual. Where steps
-    use about as much each, disturbed ones do not count either.
-    """
-    notes = notes[notes[:, 1] >= steps.end_ns[0]] if len(steps) else notes[:0]
-    ended = np.searchsorted(steps.end_ns, notes[:, 1], side="right")
-    last = np.flatnonzero(np.diff(ended, append=-1))  # of the readings after each step
-    passed, used_ns = np.diff(ended[last]), np.cumsum(notes[:, [0, 2]], axis=0)[last]
-    if not len(passed):
-        return None
-    each_ns = np.diff(used_ns, axis=0) / passed[:, None]
-    counted = passed * undisturbed(each_ns[:, 0], passed) if is_steady else passed
-    whole_s, part_s = (np.average(each_ns, axis=0, weights=counted) * 1e-9).tolist()
-    return whole_s, part_s
-
-
-def undisturbed(of_a_step_ns: NDArray[Any], steps: Whole) -> NDArray[np.bool_]:
-    """Return which stretches of so many steps took about as much processor time as is usual.
-
-    A virtual machine may get a fraction of its processors for a second. The kernel counts all of
-    that second as the threads' own time.
-    """
-    usual_ns = np.median(np.repeat(of_a_step_ns, steps))
-    return np.asarray(of_a_step_ns <= _DISTURBED * usual_ns)
 
 
 def whole_steps(journal: Journal, steps: Steps, most_notes: int) -> Iterator[tuple[range, Notes]]:

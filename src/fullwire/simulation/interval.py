@@ -9,7 +9,7 @@ so their squares add up, and the interval is 1.8 standard deviations wide on eac
 The recorded steps' median is unsure, too: steps of two kinds may have it at either. Ranks that slow
 each other a lot may be on processors that were disturbed, and do so less in another run. The
 squares of these bounds add up with the others. That was judged where ranks compute on processors.
-On devices, and where nothing was fitted, the bounds are added to the rest.
+On devices, and where nothing was fitted, the bounds of the median are added to the rest.
 
 A step is never shorter than a worker's own. After each wait a processor computes slowly at first,
 and a recording of steps that all synchronise cannot tell by how much. So steps in a row that do not
@@ -257,12 +257,12 @@ def _of_one_kind(
         is_free = (is_changed[:, None] | ~measured[None, :]).reshape(is_known.shape)
         sooner_s = np.maximum(step_s - np.minimum(*at_bounds_s), sooner_s * is_free)
         later_s = np.maximum(np.maximum(*at_bounds_s) - step_s, later_s * is_free)
-        variance = variance + np.square(of_a_fit * (next(others_s) - step_s))
+        variance = variance + np.square(next(others_s) - step_s)
     half_s = np.where(is_known, _WIDTH * np.sqrt(variance), np.nan)
     joined = np.add if calibration is None or on_devices else np.hypot
     sooner_s, later_s = joined(half_s, sooner_s), joined(half_s, later_s)
     by_run = shaped(run=len(subjects))
-    quieter_s = np.array([_by_quieter_processors_s(subject.step) for subject in subjects])
+    quieter_s = np.array([_by_quieter_processors_s(subject) for subject in subjects])
     sooner_s = np.hypot(sooner_s, quieter_s.reshape(by_run))
     warm_s = _by_warm_processors(subjects, grid)
     alone_s = np.array(own_s).reshape(by_run) * (1 - _WIDTH * of_runs) - warm_s
@@ -422,14 +422,14 @@ def _by_warm_processors(subjects: Sequence[Subject], grid: Grid) -> Floats:
     return np.array(cold_s).reshape(shaped(run=len(subjects))) * in_a_row
 
 
-def _by_quieter_processors_s(step: Step) -> float:
+def _by_quieter_processors_s(subject: Subject) -> float:
     """Return by how much shorter steps are, at the most, of ranks that slow each other less.
 
     Ranks on one machine share its memory. Where that costs more than usual, the machine may have
     been disturbed while it was recorded: two processors of a virtual machine may share a core.
     """
-    usual_ns = _USUAL_BY_RANKS * (step.alone_ns - step.crowded_by_ranks_ns)
-    return max(step.crowded_by_ranks_ns - usual_ns, 0.0) * 1e-9
+    usual_s = _USUAL_BY_RANKS * subject.step.alone_ns * 1e-9
+    return max(float(subject.crowded_by_ranks_s) - usual_s, 0.0)
 
 
 def _of_contention(

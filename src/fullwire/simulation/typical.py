@@ -146,7 +146,8 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
 def _own_work_ns(run: Run, step_ns: float) -> int:
     """Return a rank's own work in a step: no more than its processors have time for.
 
-    Work is a mean of all steps, also of disturbed ones, which the typical step leaves out.
+    Work is a mean of all steps. The typical step leaves disturbed ones out: a virtual machine may
+    get a fraction of its processors for a second, and the kernel counts all of it as work.
     """
     own_ns, crowd = own_work_s(run) * 1e9, ranks_per_processor(run)
     return round(min(own_ns, step_ns / crowd) if crowd else own_ns)
