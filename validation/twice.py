@@ -73,7 +73,7 @@ def main() -> None:
     errors = [made.error for _, _, made in found]
     results.write(
         "twice",
-        claim="Predictions of jobs that chose no rule of predicted steps, beside the machine's noise.",
+        claim="Predictions of jobs that chose no rule of steps, beside the machine's noise.",
         anchor="the same jobs recorded on those links, twice",
         measure="error of the predicted step",
         tables=[

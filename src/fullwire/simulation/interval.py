@@ -54,8 +54,8 @@ _MOST_TRIED = 3
 _WIDTH = 1.8  # standard deviations, which hold nine truths of ten
 # Of the same computation on the same machine: on processors, and on devices.
 _FROM_RUN_TO_RUN, _OF_DEVICES_FROM_RUN_TO_RUN = 0.025, 0.01
-# Of a fit's standard deviation, which its priors make larger than errors are. On devices no errors
-# were measured.
+# Of the standard deviations of a fit and of the line: its priors make them larger than errors are.
+# On devices no errors were measured.
 _OF_A_FIT = 0.6
 _CONTENTION_OFF = 2.0  # times what T1 leaves open, on processors: bits elsewhere cost otherwise
 _USUAL_BY_RANKS = 0.1  # of T1: nine of ten recordings show about as much, or less
@@ -257,7 +257,7 @@ def _of_one_kind(
         is_free = (is_changed[:, None] | ~measured[None, :]).reshape(is_known.shape)
         sooner_s = np.maximum(step_s - np.minimum(*at_bounds_s), sooner_s * is_free)
         later_s = np.maximum(np.maximum(*at_bounds_s) - step_s, later_s * is_free)
-        variance = variance + np.square(next(others_s) - step_s)
+        variance = variance + np.square(of_a_fit * (next(others_s) - step_s))
     half_s = np.where(is_known, _WIDTH * np.sqrt(variance), np.nan)
     joined = np.add if calibration is None or on_devices else np.hypot
     sooner_s, later_s = joined(half_s, sooner_s), joined(half_s, later_s)
