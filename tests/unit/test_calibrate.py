@@ -23,7 +23,7 @@ from fullwire.fixes.straggler import Straggler
 from fullwire.report.terminal import print_whatif
 from fullwire.run.facts import Facts, FactValue
 from fullwire.run.placement import Placement, placement_of
-from fullwire.run.processors import KERNEL_FACTOR
+from fullwire.run.processors import KERNEL_FACTOR, own_work_s
 from fullwire.run.run import Collectives, Hosts, Run, Spans
 from fullwire.run.usual import Alone
 from fullwire.simulation.as_recorded import residues, with_contention, with_residue
@@ -31,6 +31,7 @@ from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated
 from fullwire.simulation.forecast import Forecaster, filling, forecaster
 from fullwire.simulation.grid import AXES, MEASURES, Crowding, Grid, Residue
+from fullwire.simulation.interval import interval_s
 from fullwire.simulation.messages import BY_BITS
 from fullwire.simulation.stragglers import jitter
 from fullwire.simulation.subject import plain_subject
@@ -267,6 +268,42 @@ def test_steps_of_two_kinds_leave_open_which_of_them_is_the_usual(
     assert found.interval_s[0][0] < measured_s(truth) < found.interval_s[1][0]
     widths = [high[0] - low[0] for low, high in (found.interval_s, usual.interval_s)]
     assert widths[1] < widths[0] < 3 * widths[1]
+
+
+def test_a_rank_works_no_longer_in_a_step_than_its_processors_have_time_for() -> None:
+    """The mean of all steps had four of 250 ms in it, which the usual step of 40 ms leaves out.
+
+    Formerly its ranks worked for 69 ms. A step with our transport was predicted at 81 ms.
+    """
+    disturbed = used(0.01) | {"processor_s": ((0.0, 0.9), (1.0, 0.9))}
+    run = a_trained_job(a_transport(), facts=disturbed)
+    assert own_work_s(run) == pytest.approx(measured_s(run))
+    four = a_trained_job(a_transport(), workers=4, facts=disturbed)  # on two processors
+    assert own_work_s(four) == pytest.approx(measured_s(four) / 2)
+
+
+@pytest.mark.parametrize(("ranks_per_host", "is_lower"), [(None, True), (1, False)])
+def test_ranks_that_slow_each_other_a_lot_may_do_so_less_in_another_run(
+    ranks_per_host: int | None, is_lower: bool
+) -> None:
+    found = a_forecaster(a_trained_job(a_transport(), facts=used(0.03)))
+    [subject], grid = [found.subject], found.subject.recorded
+    assert grid is not None
+    reach_s = {}
+    for share in (0.1, 0.4):  # of T1, of which a tenth is usual
+        by_ranks_ns = round(share / (1 + share) * subject.step.step_ns)
+        step = dataclasses.replace(
+            subject.step, crowded_ns=by_ranks_ns, crowded_by_ranks_ns=by_ranks_ns
+        )
+        slowed = dataclasses.replace(subject, step=step, ranks_per_host=ranks_per_host)
+        point = dataclasses.replace(grid, bandwidth_bps=(0.5 * GBPS,))
+        table = sweep([slowed], point)
+        ends_s = interval_s([slowed], point, table, found.calibration)
+        reach_s[share] = float(table["step_s"][0] - ends_s[0][0])
+    further_s = np.sqrt(max(reach_s[0.4] ** 2 - reach_s[0.1] ** 2, 0.0))
+    assert further_s == pytest.approx(
+        (0.4 - 0.1) * slowed.step.alone_ns * 1e-9 * is_lower, abs=1e-3
+    )
 
 
 def test_the_interval_grows_with_the_distance_from_what_was_measured() -> None:

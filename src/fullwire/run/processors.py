@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fullwire.run.facts import Pairs
+from fullwire.run.kinds import usual_step_s
 from fullwire.run.placement import ranks_per_processor
 from fullwire.run.run import Run
 
@@ -17,14 +18,18 @@ _MOST_OF_OTHERS = 0.8  # of the processors: the rest was enough for the run
 def own_work_s(run: Run) -> float:
     """Return the processor time of a rank in a step, beside the threads that communicate.
 
+    A rank has no more time than its processors. The recorded work is a mean of all steps, and the
+    usual step leaves disturbed ones out. A virtual machine may get a fraction of its processors for
+    a second. The kernel counts all of that second as work.
+
     It is 0 where the two cannot be told apart. With our backend the waiting thread does the work,
     except for DDP's buckets. The threads of other backends poll.
     """
     backend = run.facts.backend
     if backend == "gloo" or (backend == "fullwire" and run.facts.buckets is not None):
-        return max(
-            0.0, _usual_s(run.facts.processor_s) - _usual_s(run.facts.communication_processor_s)
-        )
+        own_s = _usual_s(run.facts.processor_s) - _usual_s(run.facts.communication_processor_s)
+        crowd, step_s = ranks_per_processor(run), usual_step_s(run)
+        return max(min(own_s, step_s / crowd) if crowd and step_s else own_s, 0.0)
     return 0.0
 
 

@@ -54,10 +54,10 @@ _MOST_TRIED = 3
 _WIDTH = 1.8  # standard deviations, which hold nine truths of ten
 # Of the same computation on the same machine: on processors, and on devices.
 _FROM_RUN_TO_RUN, _OF_DEVICES_FROM_RUN_TO_RUN = 0.025, 0.01
-# Of the standard deviations of a fit and of the line: its priors make them larger than errors are.
-# On devices no errors were measured.
+# The next two hold on processors, where errors were measured. Priors make the spread of a fit, and
+# of the line, larger than errors are. Bits that are sent elsewhere delay computing in other ways.
 _OF_A_FIT = 0.6
-_CONTENTION_OFF = 2.0  # times what T1 leaves open, on processors: bits elsewhere cost otherwise
+_CONTENTION_OFF = 2.0  # times what T1 leaves open
 _USUAL_BY_RANKS = 0.1  # of T1: nine of ten recordings show about as much, or less
 ENOUGH_STEPS = 3  # fewer show no scatter
 _EXCHANGE_LONGER = 1.08  # times: a standard deviation of the cases behind an exchange's factor

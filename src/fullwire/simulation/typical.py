@@ -130,7 +130,7 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
         sent_share=sent.share,
         sends_nothing=sends == "nothing" or others.are_all_that_is_sent(run),
         sums_amidst=in_rounds and sent.are_amidst,
-        processor_ns=_own_work_ns(run, usual_ns),
+        processor_ns=round(own_work_s(run) * 1e9),
         measured_ns=round(usual_ns),
         measured_off=(
             max(1 - round(around_ns.low) / max(round(usual_ns), 1), 0.0),
@@ -141,16 +141,6 @@ def typical_step(run: Run, sends: Sending = "gradients") -> Step:
         spread=spread.reshape(-1),
     )
     return step.on_processors_of_its_own(ranks_per_processor(run))
-
-
-def _own_work_ns(run: Run, step_ns: float) -> int:
-    """Return a rank's own work in a step: no more than its processors have time for.
-
-    Work is a mean of all steps. The typical step leaves disturbed ones out: a virtual machine may
-    get a fraction of its processors for a second, and the kernel counts all of it as work.
-    """
-    own_ns, crowd = own_work_s(run) * 1e9, ranks_per_processor(run)
-    return round(min(own_ns, step_ns / crowd) if crowd else own_ns)
 
 
 def _earlier_share(run: Run, table: Steps) -> float:
