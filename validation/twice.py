@@ -3,6 +3,7 @@
 Eight trainings (jobs/unseen.py) are recorded in the lab. The rules of predicted steps were chosen
 on other jobs. Two ranks train over Gloo and the Fullwire transport, on links of three rates. Then
 all are recorded once more.
+
 Two recordings of a job on the same links show the machine's noise, which no prediction can know.
 Each recording also predicts those on other links, of both rounds. Gloo's recordings predict those
 of the Fullwire transport, too. Runs stay in DIRECTORY, and an existing run is not recorded again.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,7 +50,7 @@ def main() -> None:
     place.mkdir(parents=True, exist_ok=True)
     runs = {job: _recorded(job, place) for job in _jobs()}
     apart = {job: _apart(*pair) for job, pair in _pairs(runs)}
-    found = [(before, after, made) for before, after, made in _predicted(runs)]
+    found = list(_predicted(runs))
     other_links = [each for each in found if each[0].backend == each[1].backend]
     ours = [each for each in found if each[0].backend != each[1].backend]
     table = [
@@ -76,19 +77,14 @@ def main() -> None:
         claim="Predictions of jobs that chose no rule of steps, beside the machine's noise.",
         anchor="the same jobs recorded on those links, twice",
         measure="error of the predicted step",
-        tables=[
-            results.Table(columns=columns, rows=[list(row) for row in table]),
-        ],
+        tables=[results.Table(columns=columns, rows=[list(row) for row in table])],
         **results.said_of(errors, [made.holds for _, _, made in found]),
     )
 
 
 def _jobs() -> Iterator[Job]:
-    for each_round in ROUNDS:
-        for kind in KINDS:
-            for backend in BACKENDS:
-                for cell in CELLS:
-                    yield Job(kind, backend, cell, each_round)
+    for each_round, kind, backend, cell in product(ROUNDS, KINDS, BACKENDS, CELLS):
+        yield Job(kind, backend, cell, each_round)
 
 
 def _recorded(job: Job, place: Path) -> fw.Run:

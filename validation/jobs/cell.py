@@ -21,7 +21,6 @@ gradients, or one of torch's own hooks. WIDTH is the width of computing layers.
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
@@ -35,18 +34,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from validation.jobs.cause import Layer
 from validation.jobs.compressing import send_with
+from validation.jobs.rank import as_a_rank
 
 PASSES = 4  # passes between two synchronisations, for `adding`
 BATCH, WIDTH = 48, int(os.environ.get("WIDTH", "1152"))
-
-
-def main() -> None:
-    """Train as one of the ranks."""
-    torch.set_num_threads(1)
-    dist.init_process_group(os.environ.get("BACKEND", "gloo"))
-    _train(*sys.argv[1:])  # a model that outlives its group can keep torch 2.13 from ever ending
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def _train(kind: str, steps: str = "16") -> None:
@@ -142,4 +133,4 @@ CAPACITY_MB = {
 }
 
 if __name__ == "__main__":
-    main()
+    as_a_rank(_train)

@@ -7,31 +7,22 @@ the backend, and STEPS the number of steps.
 from __future__ import annotations
 
 import os
-import sys
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from validation.jobs.rank import as_a_rank
 
 WIDTH, LAYERS, BUCKET_MB = 1024, 6, 4
 BATCH = {"heavy": 192, "light": 32}
 
 
-def main() -> None:
-    """Train as one of the ranks."""
-    torch.set_num_threads(1)
-    dist.init_process_group(os.environ.get("BACKEND", "gloo"))
-    _train(BATCH[sys.argv[1]])  # a model that outlives its group can keep torch from ever ending
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def _train(batch: int) -> None:
+def _train(work: str) -> None:
     layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
     model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=BUCKET_MB)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    samples = torch.randn(batch, WIDTH)
+    samples = torch.randn(BATCH[work], WIDTH)
     for _ in range(int(os.environ.get("STEPS", "40"))):
         optimizer.zero_grad()
         model(samples).square().mean().backward()
@@ -39,4 +30,4 @@ def _train(batch: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_a_rank(_train)

@@ -6,8 +6,6 @@ or 80 metrics beside DDP. A sleep of 10 ms stands for an accelerator.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Sequence
 
@@ -15,20 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from validation.jobs.rank import as_a_rank
+
 STEPS, LAYERS, WIDTH, METRICS = 40, 60, 96, 80
 
 
-def main() -> None:
-    """Train as one of the ranks."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    dist.init_process_group(os.environ.get("BACKEND", "gloo"))
-    _train(*sys.argv[1:])  # a model that outlives its group can keep torch 2.13 from ever ending
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 def _train(what: str, way: str) -> None:
+    torch.manual_seed(0)
     network = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
     model = nn.parallel.DistributedDataParallel(network) if what == "metrics" else network
     optimizer = torch.optim.SGD(network.parameters(), 0.01)
@@ -56,4 +47,4 @@ def _joined(tensors: Sequence[torch.Tensor]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_a_rank(_train)

@@ -14,16 +14,15 @@ BACKEND in the environment is the backend; the default is Gloo.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import avg_pool2d, interpolate
 from torch.nn.parallel import DistributedDataParallel
+
+from validation.jobs.rank import as_a_rank
 
 
 class _Unet(nn.Module):  # type: ignore[misc]  # torch is not checked
@@ -160,15 +159,6 @@ KINDS = {
 }
 
 
-def main() -> None:
-    """Train as one of the ranks."""
-    torch.set_num_threads(1)
-    dist.init_process_group(os.environ.get("BACKEND", "gloo"))
-    _train(*sys.argv[1:])  # a model that outlives its group can keep torch 2.13 from ever ending
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 def _train(kind: str, steps: str = "24") -> None:
     job = KINDS[kind]
     plain, samples = job.model(), job.samples()
@@ -186,4 +176,4 @@ def _train(kind: str, steps: str = "24") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_a_rank(_train)

@@ -5,30 +5,19 @@ The model tells generated pictures of ten kinds apart. BACKEND in the environmen
 
 from __future__ import annotations
 
-import os
-import sys
-
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import fullwire
+from validation.jobs.rank import as_a_rank
 
 WIDTH, BATCH, KINDS, BLUR = 1152, 48, 10, 2.0
 
 
-def main() -> None:
-    """Train as one of the ranks."""
-    torch.set_num_threads(1)
+def _train(steps: str) -> None:
     torch.manual_seed(0)
-    dist.init_process_group(os.environ.get("BACKEND", "gloo"))
-    _train(int(sys.argv[1]))  # a model that outlives its group can keep torch 2.13 from ever ending
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def _train(steps: int) -> None:
     hidden = []
     for _ in range(6):
         hidden.append(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.ReLU()))
@@ -36,7 +25,7 @@ def _train(steps: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.005)  # Rounding grows where it jumps.
     centres = torch.randn(KINDS, WIDTH)
     own = torch.Generator().manual_seed(dist.get_rank())
-    for _ in range(steps):
+    for _ in range(int(steps)):
         kinds = torch.randint(KINDS, (BATCH,), generator=own)
         pictures = centres[kinds] + BLUR * torch.randn(BATCH, WIDTH, generator=own)
         optimizer.zero_grad()
@@ -48,4 +37,4 @@ def _train(steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_a_rank(_train)
