@@ -121,5 +121,6 @@ def test_the_job_gets_the_environment_that_it_would_have_without_us(tmp_path: Pa
         "PYTHONPATH",
         "FULLWIRE_PROBE",
         "FULLWIRE_NOISE",
+        "FULLWIRE_HOOKS",
         "FULLWIRE_RECORD_INTO",
     }

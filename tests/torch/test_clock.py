@@ -64,10 +64,10 @@ def test_an_interval_is_noted_when_its_events_have_passed_and_not_before(tmp_pat
     cuda.queued_ms = 130
     clock.note(Note.BACKWARD, 0, start, clock.moment())
     clock.collect()
-    assert not journal.waiting
+    assert not journal.notes.waiting
     cuda.passed_ms = 130
     clock.collect()
-    [(kind, _, start_ns, length_ns)] = journal.waiting
+    [(kind, _, start_ns, length_ns)] = journal.notes.rows()
     assert kind == Note.BACKWARD
     assert length_ns == 30_000_000
     assert 100_000_000 <= start_ns - began_ns < 60_000_000_000

@@ -680,22 +680,35 @@ def test_work_within_work_of_the_recorder_counts_once(tmp_path: Path) -> None:
     sum(range(100_000))
     within_ns = time.thread_time_ns() - before_ns
     journal.ends_work(inner)
-    assert journal.spent_ns > 0
+    assert journal.notes.spent_ns > 0
     sum(range(100_000))
     journal.ends_work(outer)
-    assert within_ns < journal.spent_ns <= time.thread_time_ns() - before_ns
+    assert within_ns < journal.notes.spent_ns <= time.thread_time_ns() - before_ns
+
+
+@pytest.fixture(params=["native", "python"])
+def hooks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes that the test starts have the hooks in C++, or those in Python."""
+    found = importlib.util.find_spec("fullwire._hooks")
+    assert found is not None
+    is_native = request.param == "native"
+    monkeypatch.setenv("FULLWIRE_HOOKS", str(found.origin) if is_native else "")
 
 
 def run_with_collectives(job: str, directory: Path) -> None:
     """Run statements beside a journal and the watch of its collectives, in a process of its own."""
     before = (
-        "import sys\n"
+        "import os, sys\n"
         "from fullwire.recorder.inside.clock import Clock\n"
-        "from fullwire.recorder.inside.collectives import _Collectives, _when_done\n"
+        "from fullwire.recorder.inside.collectives import Collectives, when_done\n"
         "from fullwire.recorder.inside.journal import Journal, Note\n"
         "from fullwire.recorder.inside.processors import HookWork\n"
         "journal = Journal(sys.argv[1])\n"
-        "collectives = _Collectives(journal, Clock(journal), HookWork(journal), None)\n"
+        "collectives = Collectives(journal, Clock(journal), HookWork(journal), None)\n"
+        "is_native = type(collectives.buckets).__module__ == 'fullwire._hooks'\n"
+        "assert is_native == bool(os.environ.get('FULLWIRE_HOOKS'))\n"
+        "ended, settle = collectives.buckets.ended, collectives.buckets.settle\n"
+        "NEVER_NS = 2**63 - 1\n"
     )
     command = [sys.executable, "-c", before + job, str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -703,98 +716,146 @@ def run_with_collectives(job: str, directory: Path) -> None:
 
 
 @needs_torch
+@pytest.mark.usefixtures("hooks")
 def test_of_two_buckets_the_one_that_failed_has_no_end(tmp_path: Path) -> None:
     job = (
         "import torch\n"
         "good, bad = torch.futures.Future(), torch.futures.Future()\n"
         "good.set_result([])\n"
         "bad.set_exception(ValueError('a rank died'))\n"
-        "collectives._bucket_ended(0, 0, 0, bad)\n"
-        "collectives._bucket_ended(1, 0, 0, good)\n"
-        "assert not journal.waiting\n"
-        "collectives.step_begins(None, (), {})\n"
-        "assert [note[:2] for note in journal.waiting] == [(Note.END, 1)]\n"
+        "ended(0, 0, 0, bad)\n"
+        "ended(1, 0, 0, good)\n"
+        "assert not journal.notes.waiting\n"
+        "settle(NEVER_NS)\n"
+        "assert [note[:2] for note in journal.notes.rows()] == [(Note.END, 1)]\n"
     )
     run_with_collectives(job, tmp_path)
 
 
 @needs_torch
+@pytest.mark.usefixtures("hooks")
 def test_no_bucket_of_a_pass_that_went_well_is_asked_whether_it_failed(tmp_path: Path) -> None:
     """DDP has asked each of them: a question takes 5 us, with caches full of the job's data."""
     job = (
-        "import math, threading\n"
+        "import threading\n"
         "class Asked:\n"
         "    def value(self): raise AssertionError('DDP knows')\n"
         "here = threading.get_ident()\n"
-        "collectives._bucket_ended(0, 1000, here, Asked())\n"
-        "collectives.pass_ended(1000)\n"
-        "collectives._bucket_ended(1, 2000, here, Asked())\n"
-        "collectives.pass_ended(math.inf)\n"
-        "assert [note[:2] for note in journal.waiting] == [(Note.END, 0)]\n"
+        "ended(0, 1000, here, Asked())\n"
+        "settle(1000)\n"
+        "ended(1, 2000, here, Asked())\n"
+        "settle(NEVER_NS)\n"
+        "assert [note[:2] for note in journal.notes.rows()] == [(Note.END, 0)]\n"
     )
     run_with_collectives(job, tmp_path)
 
 
 @needs_torch
+@pytest.mark.usefixtures("hooks")
 def test_a_bucket_that_failed_after_its_pass_or_beside_it_has_no_end(tmp_path: Path) -> None:
     """A pass that goes well next, or on another thread, knows nothing of it."""
     job = (
-        "import math, threading, torch\n"
+        "import threading, torch\n"
         "good, bad = torch.futures.Future(), torch.futures.Future()\n"
         "good.set_result([])\n"
         "bad.set_exception(ValueError('a rank died'))\n"
         "here = threading.get_ident()\n"
-        "collectives.pass_ended(math.inf)\n"
-        "collectives._bucket_ended(0, 999, here, bad)\n"
-        "collectives._bucket_ended(1, 999, here, good)\n"
-        "collectives._bucket_ended(2, 1001, here + 1, bad)\n"
-        "collectives._bucket_ended(3, 1001, here + 1, good)\n"
-        "collectives._bucket_ended(4, 1002, here, good)\n"
-        "collectives.pass_ended(1000)\n"
-        "assert [note[1] for note in journal.waiting] == [1, 3, 4]\n"
+        "settle(NEVER_NS)\n"
+        "ended(0, 999, here, bad)\n"
+        "ended(1, 999, here, good)\n"
+        "ended(2, 1001, here + 1, bad)\n"
+        "ended(3, 1001, here + 1, good)\n"
+        "ended(4, 1002, here, good)\n"
+        "settle(1000)\n"
+        "assert [note[1] for note in journal.notes.rows()] == [1, 3, 4]\n"
+    )
+    run_with_collectives(job, tmp_path)
+
+
+A_GROUP = (
+    "import types, torch, torch.distributed as dist\n"
+    "class Group:\n"
+    "    name, true = 'of all', None\n"
+    "done = torch.futures.Future()\n"
+    "done.set_result([])\n"
+    "Work = types.SimpleNamespace\n"
+    "collectives._is_identified = True\n"
+    "def buckets_that(send, describe=collectives._bucket):\n"
+    "    return type(collectives.buckets)(\n"
+    "        journal, HookWork(journal), None, send, Work, None, describe, None,\n"
+    "        collectives._count, False)\n"
+)
+
+
+@needs_torch
+@pytest.mark.usefixtures("hooks")
+def test_the_bucket_of_a_later_model_is_not_taken_for_an_earlier_one(tmp_path: Path) -> None:
+    """Torch frees a bucket's tensor with its model, and another may get its identity."""
+    job = A_GROUP + (
+        "buckets = buckets_that(lambda *_: Work(get_future=lambda: done))\n"
+        "early, late = torch.zeros(4), torch.zeros(9)\n"
+        "for tensor in (early, late, early):\n"
+        "    buckets.allreduce(Group, [tensor])\n"
+        "buckets.known[id(late)] = buckets.known[id(early)]\n"
+        "buckets.allreduce(Group, [late])\n"
+        "signatures = [note[3] for note in journal.notes.rows() if note[0] == Note.ISSUE]\n"
+        "assert signatures == [0, 1, 0, 1], signatures\n"
+        "sizes = [each['bytes'] for each in journal._definitions]\n"
+        "assert sizes == [16, 36], sizes\n"
+        "assert collectives._unseen.seen['of all'] == [4]\n"
+        "buckets.settle(NEVER_NS)\n"
+        "ends = [note[1] for note in journal.notes.rows() if note[0] == Note.END]\n"
+        "assert ends == [0, 1, 2, 3], ends\n"
     )
     run_with_collectives(job, tmp_path)
 
 
 @needs_torch
-@pytest.mark.parametrize("call", ["pass_ended(0)", "step_begins(None, (), {})"])
-def test_a_job_goes_on_where_its_buckets_cannot_be_noted(tmp_path: Path, call: str) -> None:
-    job = (
-        "import torch\n"
-        "good = torch.futures.Future()\n"
-        "good.set_result([])\n"
-        "def full(events): raise MemoryError('full')\n"
-        "journal.note_all = full\n"
-        "collectives._bucket_ended(0, 0, 0, good)\n"
-        f"collectives.{call}\n"
+@pytest.mark.usefixtures("hooks")
+def test_a_job_goes_on_where_its_buckets_cannot_be_noted(tmp_path: Path) -> None:
+    job = A_GROUP + (
+        "def full(tensor, group): raise MemoryError('full')\n"
+        "work = Work(get_future=lambda: done)\n"
+        "buckets = buckets_that(lambda *_: work, describe=full)\n"
+        "assert buckets.allreduce(Group, [torch.zeros(4)]) is work\n"
         "assert not journal.is_open\n"
     )
     run_with_collectives(job, tmp_path)
 
 
 @needs_torch
-def test_the_bucket_of_a_later_model_is_not_taken_for_an_earlier_one(tmp_path: Path) -> None:
-    """Torch frees a bucket's tensor with its model, and another may get its identity."""
-    job = (
-        "import types, torch, torch.distributed as dist\n"
-        "class Group:\n"
-        "    name, true = 'of all', None\n"
-        "done = torch.futures.Future()\n"
-        "done.set_result([])\n"
-        "dist.Work = types.SimpleNamespace\n"
-        "work = dist.Work(get_future=lambda: done)\n"
-        "allreduce = collectives.of_buckets(lambda *_: work)\n"
-        "collectives._is_identified = True\n"
-        "early, late = torch.zeros(4), torch.zeros(9)\n"
-        "for tensor in (early, late, early):\n"
-        "    allreduce(Group, [tensor])\n"
-        "collectives._buckets[id(late)] = collectives._buckets[id(early)]\n"
-        "allreduce(Group, [late])\n"
-        "signatures = [note[3] for note in journal.waiting if note[0] == Note.ISSUE]\n"
-        "assert signatures == [0, 1, 0, 1], signatures\n"
-        "sizes = [each['bytes'] for each in journal._definitions]\n"
-        "assert sizes == [16, 36], sizes\n"
-        "assert collectives._unseen.seen['of all'] == [4]\n"
+@pytest.mark.usefixtures("hooks")
+def test_an_error_of_the_transport_is_the_jobs_and_leaves_no_note(tmp_path: Path) -> None:
+    job = A_GROUP + (
+        "def fails(*_): raise RuntimeError('a rank died')\n"
+        "try:\n"
+        "    buckets_that(fails).allreduce(Group, [torch.zeros(4)])\n"
+        "except RuntimeError as error:\n"
+        "    assert str(error) == 'a rank died'\n"
+        "else:\n"
+        "    raise AssertionError('no error')\n"
+        "assert journal.is_open and not journal.notes.waiting\n"
+    )
+    run_with_collectives(job, tmp_path)
+
+
+@needs_torch
+@pytest.mark.usefixtures("hooks")
+def test_a_hundred_thousand_buckets_leave_nothing_behind(tmp_path: Path) -> None:
+    job = A_GROUP + (
+        "import gc, resource, sys\n"
+        "buckets = buckets_that(lambda *_: Work(get_future=lambda: done))\n"
+        "tensor, seen = torch.zeros(4), collectives._unseen.seen['of all']\n"
+        "def some(count):\n"
+        "    for _ in range(count):\n"
+        "        buckets.allreduce(Group, [tensor])\n"
+        "        buckets.settle(NEVER_NS)\n"
+        "        journal.notes.take()\n"
+        "    kept = (Group, tensor, done, buckets, journal, collectives._callbacks[0], seen)\n"
+        "    return [sys.getrefcount(each) for each in kept]\n"
+        "before, used_kb = some(1000), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "assert some(100_000) == before\n"
+        "assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < used_kb + 2000\n"
     )
     run_with_collectives(job, tmp_path)
 
@@ -845,17 +906,18 @@ def test_one_unseen_collective_a_step_is_told_whatever_came_after_the_last_look(
 
 
 @needs_torch
+@pytest.mark.usefixtures("hooks")
 def test_a_program_ends_when_the_last_callback_is_freed(tmp_path: Path) -> None:
     """A thread of the transport frees it with Python's lock, which aborts while Python ends."""
     job = (
         "import functools, threading, time, torch\n"
-        "for callback in collectives._callbacks:\n"
+        "for held in collectives._callbacks:\n"
         "    futures = [torch.futures.Future()]\n"
-        "    _when_done(futures[0], functools.partial(callback, 0))\n"
+        "    when_done(futures[0], lambda future, held=held: None)\n"
         "    threading.Timer(0.3, lambda: futures.pop().set_result(None)).start()\n"
         "    collectives._await_the_last()\n"
         "    assert not futures\n"
-        "del callback\n"
+        "del held\n"
         "began_s = time.monotonic()\n"
         "collectives._await_the_last()\n"
         "assert time.monotonic() - began_s < 0.3\n"
@@ -946,7 +1008,7 @@ def test_a_longer_recording_is_written_less_often(
     for now_ns in range(began_ns, began_ns + 30 * 10**9, 10**7):  # a step each 10 ms
         journal.note(Note.ZERO_GRAD, 0, now_ns, 0)
         journal.write_if_due()
-        if not journal.waiting:
+        if not journal.notes.waiting:
             written_ns.append(now_ns)
     gaps_ns = np.diff(written_ns)
     assert gaps_ns[0] == pytest.approx(0.25e9, rel=0.1)
@@ -965,7 +1027,7 @@ def test_journals_of_short_steps_are_deflated_though_writes_come_more_often(
     for step in range(10 * MOST_PASSES):
         for note in range(12):
             journal.note(Note.ISSUE, step, now_ns + note * 1000, note)
-        journal.note_pass(0, now_ns, [10_000 * number for number in range(20)])
+        journal.notes.add_pass(0, now_ns, 0, [10_000 * number for number in range(20)])
         now_ns += 2_000_000
         journal.write_if_due()
     journal.close()
@@ -978,7 +1040,7 @@ def test_notes_wait_in_bounded_memory(tmp_path: Path) -> None:
     journal = Journal(str(tmp_path))
     for number in range(10 * MOST_WAITING):
         journal.note(Note.GRADIENT, 0, number, 0)
-        assert len(journal.waiting) < MOST_WAITING
+        assert journal.notes.waiting < MOST_WAITING
     assert journal.noted == 10 * MOST_WAITING
 
 
@@ -989,7 +1051,7 @@ def test_a_pass_told_at_once_reads_as_a_note_of_each_gradient(
 ) -> None:
     after_ns = np.linspace(last_after_ns, 1, count).astype(int).tolist()
     journal = Journal(str(tmp_path))
-    journal.note_pass(3, 1_000, after_ns)
+    journal.notes.add_pass(3, 1_000, 0, after_ns)
     journal.note(Note.BACKWARD, 0, 1_000, last_after_ns)
     journal.close()
     [[recorded_again], _] = read_journals([tmp_path])
@@ -1003,7 +1065,8 @@ def test_a_pass_told_at_once_reads_as_a_note_of_each_gradient(
 def test_passes_wait_in_bounded_memory(tmp_path: Path) -> None:
     journal = Journal(str(tmp_path))
     for begun_ns in range(10 * MOST_PASSES):
-        journal.note_pass(0, begun_ns, [1, 2])
+        journal.notes.add_pass(0, begun_ns, 0, [1, 2])
+        journal.write_if_due()
     journal.close()
     [[recorded_again], _] = read_journals([tmp_path])
     assert recorded_again.counts == {Note.GRADIENT: 20 * MOST_PASSES}

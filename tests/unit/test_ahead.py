@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import fullwire as fw
+from fullwire import _hooks
 from fullwire.recorder.inside.journal import Journal, Note
 from fullwire.recorder.inside.processors import BeforeForward, _OwnTimes
 from fullwire.report.as_data import explanation_object
@@ -122,10 +124,18 @@ def test_what_reading_ahead_would_give_is_predicted() -> None:
     assert not [each for each in fw.explain(job).fixes if each.kind == "host"]
 
 
-def noted(directory: Path, work: str) -> np.ndarray:
+def before_forward(journal: Journal, form: str) -> BeforeForward | _hooks.BeforeForward:
+    """Make the one in C++, or that in Python."""
+    if form == "python":
+        return BeforeForward(journal)
+    journal.notes = _hooks.Notes(100, 8)
+    return _hooks.BeforeForward(journal.notes)
+
+
+def noted(directory: Path, form: str, work: str) -> np.ndarray:
     """Return the notes of a thread that works, or sleeps, before a forward pass."""
     journal = Journal(str(directory))
-    before = BeforeForward(journal)
+    before = before_forward(journal, form)
     before.begins()
     if work == "sleeps":
         time.sleep(0.01)
@@ -134,19 +144,29 @@ def noted(directory: Path, work: str) -> np.ndarray:
         pass
     before.ends()
     before.ends()  # a second forward of the step adds no note
-    return np.array([each for each in journal.waiting if each[0] == Note.BEFORE_FORWARD])
+    return np.array([each for each in journal.notes.rows() if each[0] == Note.BEFORE_FORWARD])
 
 
-def test_processor_time_before_a_forward_is_noted_once(tmp_path: Path) -> None:
-    [[_, worked_ns, _, _]] = noted(tmp_path, "works")
-    [[_, slept_ns, _, _]] = noted(tmp_path, "sleeps")
+@pytest.mark.parametrize("form", ["native", "python"])
+def test_processor_time_before_a_forward_is_noted_once(tmp_path: Path, form: str) -> None:
+    [[_, worked_ns, _, _]] = noted(tmp_path, form, "works")
+    [[_, slept_ns, _, _]] = noted(tmp_path, form, "sleeps")
     assert worked_ns >= 10 * MS > slept_ns
 
 
-def test_a_short_moment_before_a_forward_is_not_worth_a_note(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["native", "python"])
+def test_a_short_moment_before_a_forward_is_not_worth_a_note(tmp_path: Path, form: str) -> None:
     journal = Journal(str(tmp_path))
-    BeforeForward(journal).ends()
-    assert not journal.waiting
+    before = before_forward(journal, form)
+    before.ends()
+    before.begins()
+    before.ends()
+    before.begins()
+    thread = threading.Thread(target=before.ends)  # which did not begin
+    time.sleep(0.002)
+    thread.start()
+    thread.join()
+    assert not journal.notes.waiting
 
 
 @pytest.mark.skipif(

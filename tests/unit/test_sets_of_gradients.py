@@ -57,7 +57,7 @@ def test_the_time_of_looking_counts_as_the_recorders() -> None:
     adding.watch(model)
     for _ in range(100):
         reads_of_a_pass(adding)
-    assert journal.spent_ns > 0
+    assert journal.notes.spent_ns > 0
 
 
 B, A, U = BEGINS, ADDS, UNKNOWN

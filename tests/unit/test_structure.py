@@ -23,6 +23,7 @@ LEVELS = {
     "errors": 0,
     "version": 0,
     "_native": 0,
+    "_hooks": 0,
     "registry": 1,
     "units": 1,
     "display": 2,

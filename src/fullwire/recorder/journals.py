@@ -21,13 +21,13 @@ from fullwire.recorder.inside.journal import (
     DEFINITIONS,
     HEADER_BYTES,
     NOTES,
-    PASS,
     PASSES,
     PLAIN,
     SUFFIX,
     TAG,
     Note,
 )
+from fullwire.recorder.inside.notes import PASS
 from fullwire.run.run import Whole
 
 Header: TypeAlias = Mapping[str, Any]

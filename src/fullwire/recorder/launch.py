@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import importlib.util
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from typing import Any
 from fullwire.errors import UsageError
 from fullwire.recorder.inside import DIRECTORY_VARIABLE
 from fullwire.recorder.inside.journal import NOISE_VARIABLE, PROBE_VARIABLE, RUNNING
+from fullwire.recorder.inside.notes import HOOKS_VARIABLE
 from fullwire.recorder.journals import DAMAGED, Header
 from fullwire.recorder.sampler import CAPTURING_SUFFIX, SUFFIX
 from fullwire.recorder.samples import header_of
@@ -50,12 +52,14 @@ def recorded_environment(
         with contextlib.suppress(OSError):  # the other recording may be gone already
             (Path(outer) / ELSEWHERE).write_text(str(directory.with_suffix("")))
     before = environment.get("PYTHONPATH")
+    hooks = importlib.util.find_spec("fullwire._hooks")
     return {
         **environment,
         "PYTHONPATH": f"{PYTHON_PATH}{os.pathsep}{before}" if before else str(PYTHON_PATH),
         DIRECTORY_VARIABLE: str(directory.resolve()),
         PROBE_VARIABLE: "1" if probe else "",
         NOISE_VARIABLE: "1" if noise else "",
+        HOOKS_VARIABLE: (hooks and hooks.origin) or "",
     }
 
 

@@ -40,7 +40,7 @@ class Clock:
         # Returns the present moment, on the device if this process uses one.
         self.moment: Callable[[], Moment] = _now
         # Note an interval between two moments of one kind of clock, and a moment.
-        self.note: Callable[[int, int, Moment, Moment], None] = journal.note_interval
+        self.note: Callable[[int, int, Moment, Moment], None] = journal.notes.add_interval
         self.note_one: Callable[..., None] = journal.note
         if self._device is not None:
             self.moment = self._moment
@@ -96,7 +96,7 @@ class _Device:
 
     def note(self, kind: int, number: int, start: Moment, end: Moment) -> None:
         if type(start) is int and type(end) is int:
-            self._journal.note_interval(kind, number, start, end)
+            self._journal.notes.add_interval(kind, number, start, end)
         else:
             self.note_later(kind, number, start, end, 0)
 

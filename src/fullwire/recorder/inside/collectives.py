@@ -8,11 +8,7 @@ of its own, in which sender and receiver count alike.
 A collective ends when its future is done. A callback of the future notes the time, so waiting for
 the collective has no part in it.
 
-DDP's buckets have a short way of their own (`of_buckets`). They are most of a usual job's
-collectives. The job has filled the processor's caches since the last one, so each call of a
-function costs some 3 us, and each call into torch 5 to 25 us. So a bucket's size is asked for once
-in the life of its tensor. After a pass that went well, none of its buckets is asked whether it
-failed: DDP has asked.
+DDP's buckets have a short way of their own (buckets.py).
 
 A communication hook is called as usual. The time until it returns is its own work, except the time
 of issuing collectives and waiting for them. Functions that it leaves for the end of a future count
@@ -26,7 +22,6 @@ import itertools
 import math
 import os
 import sys
-import threading
 import time
 import weakref
 from collections import Counter, defaultdict, deque
@@ -35,12 +30,13 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch.optim import optimizer as optimizers
 from torch.utils.weak import WeakIdKeyDictionary
 
+from .buckets import NEVER_NS, Bucket, Buckets, is_well, when_done
 from .clock import Clock, Moment
 from .ending import at_end
 from .journal import Journal, Note, framework_in_use
+from .notes import native_hooks
 from .probes import Probes
 from .processors import HookWork, left_for_later
 from .visible import VisibleGroup
@@ -73,24 +69,16 @@ COLLECTIVES = {
 }
 MOST_SIGNATURES = 4096  # kept for use by number; sizes may change with every call
 _MUCH_MORE = 1.1  # times what was noted: a loss is noted again
-_MOST_UNSETTLED = 64  # buckets; a program may take its steps without an optimizer of torch
 _LOOK_S, _MOST_LOOKS = 0.001, 2000  # a collective never ends if its other ranks are gone
 _GOODBYE_S = 0.02
-_now, _thread_time, _thread = time.monotonic_ns, time.thread_time_ns, threading.get_ident
-_ISSUE, _partial = Note.ISSUE, functools.partial  # for a bucket: each look into a module counts
+_now = time.monotonic_ns
 _SEQUENCES = (list, tuple)
-# A bucket of DDP: its tensor, its group's name, its signature's number, and its group's count.
-_Bucket: TypeAlias = tuple["weakref.ref[Any]", str, int, list[int]]
-_when_done = torch._C.Future.add_done_callback  # torch's own, as the hooks' use of it is watched
 
 
-def watch_collectives(
-    journal: Journal, clock: Clock, probes: Probes | None
-) -> Callable[[float], None]:
-    """Begin to note the collectives of all callers; return what a pass calls at its end."""
+def watch_collectives(journal: Journal, clock: Clock, probes: Probes | None) -> Collectives:
+    """Begin to note the collectives of all callers."""
     codec = HookWork(journal)
-    collectives = _Collectives(journal, clock, codec, probes)
-    torchs_own = vars(dist.ProcessGroup)["allreduce"]
+    collectives = Collectives(journal, clock, codec, probes)
     for name, op in COLLECTIVES.items():
         original = vars(dist.ProcessGroup).get(name)
         if original is not None:  # some versions of torch lack some methods
@@ -115,10 +103,8 @@ def watch_collectives(
         future.done = probes.asking(future.done, waits=False)
     for name in ("then", "add_done_callback"):
         setattr(future, name, left_for_later(getattr(future, name), codec))
-    VisibleGroup.allreduce = collectives.of_buckets(torchs_own)
-    optimizers.register_optimizer_step_pre_hook(collectives.step_begins)
-    optimizers.register_optimizer_step_post_hook(collectives.step_ended)
-    return collectives.pass_ended
+    VisibleGroup.allreduce = collectives.buckets.allreduce
+    return collectives
 
 
 def _watch_subclasses(
@@ -142,7 +128,7 @@ def _watch_subclasses(
     watch(base)
 
 
-class _Collectives:
+class Collectives:
     """Notes each collective's issue and end, and numbers the signatures that they share."""
 
     def __init__(self, journal: Journal, clock: Clock, codec: HookWork, probes: Any) -> None:
@@ -157,11 +143,9 @@ class _Collectives:
         self._without_future = WeakIdKeyDictionary()
         # Each callback that a transport has holds one of these. So their counts of references say
         # when the last one was called and freed, which a thread of the transport does.
-        self._callbacks = self._bucket_ended, self._ended
+        self.buckets = self._make_buckets()
+        self._callbacks = self.buckets.held_by_callbacks, self._ended
         self._references = self._count_references()
-        self._buckets: dict[int, _Bucket] = {}  # by the identity of their tensors
-        # Buckets that have ended, well or badly: number, time of issue, its thread, end and Future.
-        self._unsettled: deque[tuple[int, int, int, int, Any]] = deque()
         # Collectives that keep their own times.
         self._telling: deque[tuple[int, Any, Any]] = deque()
         self._rounding = _Rounding(journal)
@@ -171,9 +155,8 @@ class _Collectives:
 
     def _forget(self) -> None:
         self._signatures.clear()
-        self._buckets.clear()
+        self.buckets.forget()
         self._telling.clear()
-        self._unsettled.clear()
         self._unseen = Unseen(self._journal)
         self._is_identified = False
         self._references = self._count_references()  # of threads that this process does not have
@@ -186,7 +169,7 @@ class _Collectives:
                 break
             time.sleep(_LOOK_S)
         self._hear_ends()
-        self._settle()
+        self.buckets.settle(NEVER_NS)
         self._rounding.tell()
         if self._signatures:
             time.sleep(_GOODBYE_S)  # the transports are freeing the last tensors
@@ -194,17 +177,7 @@ class _Collectives:
     def _count_references(self) -> int:
         return sum(map(sys.getrefcount, self._callbacks))
 
-    def step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Note the ends of buckets that ended after their pass, or in one that nobody saw."""
-        if self._unsettled:
-            self._settle()
-
-    def pass_ended(self, well_since_ns: float) -> None:
-        """Note the ends of buckets; those that this thread issued since then are known as well."""
-        if self._unsettled:
-            self._settle(well_since_ns)
-
-    def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def step_ended(self) -> None:
         """Look now and then for collectives that the wrappers missed."""
         try:  # a job that sends nothing has a group all the same, which tells its rank
             if not self._is_identified and dist.is_initialized():
@@ -244,7 +217,7 @@ class _Collectives:
         @functools.wraps(original)
         def chosen(group: Any, *args: Any, **kwargs: Any) -> Any:
             if probes.is_timed and op == "allreduce" and probes.is_timing():
-                return probes.timed(_partial(chosen, **kwargs), group, *args)
+                return probes.timed(functools.partial(chosen, **kwargs), group, *args)
             if not probes.is_on:
                 return collective(group, *args, **kwargs)
             # Another thread sends for a hook: the backward pass goes on beside it in any case.
@@ -253,89 +226,42 @@ class _Collectives:
 
         return chosen
 
-    def of_buckets(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Make the all-reduce of a visible group, which DDP's C++ calls for a bucket.
+    def _make_buckets(self) -> Buckets:
+        """Make the all-reduce of visible groups, which DDP's C++ calls for a bucket."""
+        probes, native = self._probes, native_hooks()
 
-        It does no more than the watched method does for a plain tensor on the host. Everything else
-        takes the way of that method.
-        """
-        journal, codec, probes = self._journal, self._codec, self._probes
-        note, plain_work, callbacks = journal.waiting.append, dist.Work, self._callbacks
-        knows_devices, numbers = self._clock.knows_devices, self._count
-        buckets, unsettled = self._buckets, self._unsettled
-
-        def allreduce(group: VisibleGroup, tensors: Sequence[Any], *options: Any) -> Any:
+        def otherwise(group: VisibleGroup, tensors: Sequence[Any], *options: Any) -> Any:
             if probes is not None and probes.is_timed and probes.is_timing():
-                return probes.timed(allreduce, group, tensors, *options)
-            if (
-                codec.is_in_use
-                or (probes is not None and probes.is_on)
-                or not journal.is_open
-                or len(tensors) != 1
-                or (knows_devices and tensors[0].is_cuda)
-            ):
-                return group.true.allreduce(tensors, *options)
-            issued_ns = _now()
-            work = original(group.true, tensors, *options)
-            started = _thread_time() - journal.spent_ns  # as `starts_work` does
-            try:
-                if type(work) is not plain_work:  # a transport's own, which may tell more
-                    self._note(group.true, "allreduce", (tensors,), issued_ns, False, work)
-                else:
-                    number, tensor, name = next(numbers), tensors[0], group.name
-                    bucket = buckets.get(id(tensor))
-                    if bucket is None or bucket[0]() is not tensor or bucket[1] != name:
-                        bucket = self._bucket(tensor, name)
-                    bucket[3][0] += 1
-                    note((_ISSUE, number, issued_ns, bucket[2]))
-                    if len(unsettled) >= _MOST_UNSETTLED:
-                        self._settle()
-                    ended = _partial(callbacks[0], number, issued_ns, _thread())
-                    _when_done(work.get_future(), ended)
-            except Exception as error:  # the job goes on
-                journal.give_up(error)
-            journal.spent_ns = _thread_time() - started
-            return work
+                return probes.timed(buckets.allreduce, group, tensors, *options)
+            return group.true.allreduce(tensors, *options)
 
-        return allreduce
+        def note_other(group: Any, tensors: Sequence[Any], issued_ns: int, work: Any) -> None:
+            self._note(group, "allreduce", (tensors,), issued_ns, False, work)
 
-    def _bucket(self, tensor: Any, group: str) -> _Bucket:
-        """Remember a bucket for as long as its tensor lives, which is mostly the model's life."""
+        if native:
+            native.use_torch(when_done)
+        buckets: Buckets = (native.Buckets if native else Buckets)(
+            self._journal,
+            self._codec,
+            probes,
+            vars(dist.ProcessGroup)["allreduce"],  # torch's own
+            dist.Work,
+            otherwise,
+            self._bucket,
+            note_other,
+            self._count,
+            self._clock.knows_devices,
+        )
+        return buckets
+
+    def _bucket(self, tensor: Any, group: str) -> Bucket:
+        """Describe a bucket, for as long as its tensor lives: mostly the model's life."""
         try:
             size = tensor.nbytes
         except RuntimeError:  # a sparse gradient, counted as if it were dense
             size = tensor.numel() * tensor.element_size()
         signature = self._signature("allreduce", tensor.dtype, size, group)
-        if len(self._buckets) >= MOST_SIGNATURES:
-            self._buckets.clear()
-        bucket = weakref.ref(tensor), group, signature, self._unseen.seen[group]
-        self._buckets[id(tensor)] = bucket
-        return bucket
-
-    def _bucket_ended(self, number: int, issued_ns: int, thread: int, future: Any) -> None:
-        """Remember the time; to ask the future whether it failed would keep Gloo's thread."""
-        self._unsettled.append((number, issued_ns, thread, _now(), future))
-
-    def _settle(self, well_since_ns: float = math.inf) -> None:
-        """Note the ends of the buckets that did not fail; to ask each takes 5 us.
-
-        DDP has asked those of a pass that went well. Others may have failed after their own pass
-        did, or in another thread's.
-        """
-        started, unsettled, here = self._journal.starts_work(), self._unsettled, _thread()
-        ends = []
-        try:
-            while unsettled:
-                try:
-                    number, issued_ns, thread, ended_ns, future = unsettled.popleft()
-                except IndexError:  # another thread took it
-                    break
-                if (issued_ns >= well_since_ns and thread == here) or _is_well(future):
-                    ends.append((Note.END, number, ended_ns, 0))
-            self._journal.note_all(ends)
-        except Exception as error:  # the job goes on
-            self._journal.give_up(error)
-        self._journal.ends_work(started)
+        return weakref.ref(tensor), group, signature, self._unseen.seen[group]
 
     def _note(
         self,
@@ -368,7 +294,7 @@ class _Collectives:
         except RuntimeError:  # some of Gloo's have no future: only their waiter knows the end
             self._without_future[work] = number
         else:
-            _when_done(future, functools.partial(self._callbacks[1], number, on_device))
+            when_done(future, functools.partial(self._callbacks[1], number, on_device))
 
     def _hear_ends(self) -> None:
         """Note the times that a transport has kept, which are exact at any later time."""
@@ -414,7 +340,7 @@ class _Collectives:
         # result, so the moment is an event there. Else this is called once the result is there.
         ended = self._clock.moment() if on_device else _now()
         started = self._journal.starts_work()
-        if _is_well(future):
+        if is_well(future):
             self._clock.note_one(Note.END, number, ended)
         self._journal.ends_work(started)
 
@@ -451,15 +377,6 @@ class _Collectives:
         framework = framework_in_use()
         if framework is not None:
             self._journal.define(kind="fact", name="framework", value=framework)
-
-
-def _is_well(future: Any) -> bool:
-    """Say whether a collective has an end; it has none if it failed, as when a rank died."""
-    try:
-        future.value()
-    except Exception:
-        return False
-    return True
 
 
 class _Rounding:

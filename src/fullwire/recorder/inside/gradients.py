@@ -113,10 +113,13 @@ class Adding:
         else:
             self._before, self._left = {}, {}
 
+    @property
+    def looks(self) -> bool:
+        """Return whether this pass is looked at."""
+        return bool(self._before)
+
     def pass_ended(self) -> int:
-        """Say what the pass did that has ended."""
-        if not self._before:
-            return UNKNOWN
+        """Say what the pass did that has ended, if it was looked at."""
         before, after = self._before, self._states()
         made = {
             number: state

@@ -24,7 +24,6 @@ are `time.monotonic_ns`, and the header holds the wall clock at one such time.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import json
 import os
@@ -34,15 +33,14 @@ import sys
 import threading
 import time
 import zlib
-from collections import deque
 from collections.abc import Sequence
-from operator import sub
 from typing import Any
+
+from .notes import Notes, native_hooks
 
 HEADER_BYTES = 512
 BLOCK = struct.Struct("<4sBxxxII")
 _COUNT = struct.Struct("<I")
-PASS = struct.Struct("<qII")
 TAG = b"FWJ2"
 NOTES, DEFINITIONS, PASSES = 1, 2, 3
 SUFFIX = ".journal"
@@ -125,19 +123,18 @@ class Journal:
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        # It is the same object for life, so that the hottest hook can keep its append.
-        self.waiting: deque[tuple[int, int, int, int]] = deque(maxlen=MOST_HELD)
-        self._passes: deque[tuple[int, int, array.array[int]]] = deque(maxlen=16 * MOST_PASSES)
+        native = native_hooks()
+        # It is the same object for life, so that the hottest hooks can keep its methods.
+        self.notes: Notes = (native.Notes if native else Notes)(MOST_HELD, 16 * MOST_PASSES)
+        self.starts_work, self.ends_work = self.notes.starts_work, self.notes.ends_work
         self._defined: list[dict[str, Any]] = []
         self.start_anew()
 
     def start_anew(self) -> None:
         """Begin without notes, as a process does that was just forked off."""
         self.is_open = True
-        self.spent_ns = 0  # processor time of the recorder's own work, except single notes
         self.noted = 0
-        self.waiting.clear()
-        self._passes.clear()
+        self.notes.open()
         self._definitions = list(self._defined)
         self._file = -1
         self._written_ns, self._wait_ns = time.monotonic_ns(), FIRST_WAIT_NS
@@ -145,44 +142,15 @@ class Journal:
 
     def note(self, kind: int, number: int, time_ns: int, rest: int = 0) -> None:
         """Remember one event."""
-        if self.is_open:
-            self.waiting.append((kind, number, time_ns, rest))
-            if len(self.waiting) >= MOST_WAITING:
-                self.write()
-
-    def note_interval(self, kind: int, number: int, start_ns: int, end_ns: int) -> None:
-        """Remember what has a beginning and an end, without a further call for it."""
-        if self.is_open:
-            self.waiting.append((kind, number, start_ns, end_ns - start_ns))
-            if len(self.waiting) >= MOST_WAITING:
-                self.write()
+        self.notes.add(kind, number, time_ns, rest)
+        if self.notes.waiting >= MOST_WAITING:
+            self.write()
 
     def note_all(self, events: Sequence[tuple[int, int, int, int]]) -> None:
         """Remember some events that no other thread's event may part."""
-        if self.is_open:
-            self.waiting.extend(events)  # one call, during which no other thread runs
-            if len(self.waiting) >= MOST_WAITING:
-                self.write()
-
-    def note_pass(self, first: int, begun_ns: int, after_ns: Sequence[int]) -> None:
-        """Remember the time from a pass's beginning to each gradient, from parameter `first` on."""
-        if self.is_open:
-            # Packing waits for the write: its code would come into the caches for each pass anew.
-            self._passes.append((begun_ns, first, array.array("q", after_ns)))
-            if len(self._passes) >= MOST_PASSES:
-                self.write()
-
-    def starts_work(self) -> int:
-        """Begin to count this thread's processor time as ours; work within this counts once.
-
-        Waiting for a processor does not count. The count of another thread in the meantime is lost.
-        That is little, as only one thread runs Python at a time.
-        """
-        return time.thread_time_ns() - self.spent_ns
-
-    def ends_work(self, started: int) -> None:
-        """Stop counting."""
-        self.spent_ns = time.thread_time_ns() - started
+        self.notes.add_all(events)
+        if self.notes.waiting >= MOST_WAITING:
+            self.write()
 
     def define(self, **definition: Any) -> None:
         """Remember the meaning of a number, or a fact."""
@@ -192,11 +160,13 @@ class Journal:
             self._definitions.append(definition)
 
     def write_if_due(self) -> None:
-        """Write if the last write is long enough ago."""
+        """Write if the last write is long enough ago, or much is waiting."""
         if self.is_open and time.monotonic_ns() - self._written_ns > self._wait_ns:
             # An eighth longer each time, so kill -9 takes at most that share of a long recording.
             self._wait_ns = min(self._wait_ns + self._wait_ns // 8, LONGEST_WAIT_NS)
             self.write()
+        elif self.notes.waiting >= MOST_WAITING or self.notes.passes >= MOST_PASSES:
+            self.write()  # those of the hottest hooks, which do not ask
 
     def write(self) -> None:
         """Append the waiting notes; if another thread is writing already, it writes for both."""
@@ -206,7 +176,7 @@ class Journal:
             started = self.starts_work()
             # Definitions alone wait for the first note. A process that starts ranks, or loads their
             # data, may have made a model and is no rank.
-            has_notes = self.waiting or self._passes
+            has_notes = self.notes.waiting or self.notes.passes
             if self.is_open and (has_notes or (self._definitions and self._file >= 0)):
                 self._append()
             self._written_ns = time.monotonic_ns()
@@ -219,8 +189,7 @@ class Journal:
     def give_up(self, error: BaseException) -> None:
         """Stop recording, and leave the reason in the file."""
         self.is_open = False
-        self.waiting.clear()
-        self._passes.clear()
+        self.notes.close()
         self._definitions.clear()
         self._mark(FAILED, f"{type(error).__name__}: {error}")
 
@@ -229,6 +198,7 @@ class Journal:
         self.write()
         if self.is_open:
             self.is_open = False
+            self.notes.close()
             self._mark(ENDED)
 
     def _append(self) -> None:
@@ -243,27 +213,18 @@ class Journal:
             file = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
             os.lseek(file, 0, os.SEEK_END)
             self._file = file
-        if len(self.waiting) >= MOST_HELD:
+        count, notes, passes, missed = self.notes.take()
+        if missed:
             self.define(kind="missing", sentence=f"more than {MOST_HELD} notes came at once")
         definitions, self._definitions = self._definitions, []
         blocks = b""
         if definitions:
             blocks += _block(DEFINITIONS, json.dumps(definitions).encode())
-        taken = [self.waiting.popleft() for _ in range(len(self.waiting))]  # threads may add more
-        # After the notes, so that no note is written before the pass that it follows.
-        passes = [self._passes.popleft() for _ in range(len(self._passes))]
         if passes:
-            blocks += _block(PASSES, _tight(b"".join(map(_packed, passes))))
-        if taken:
-            kinds, numbers, times_ns, rests = zip(*taken, strict=True)
-            later_ns = [times_ns[0], *map(sub, times_ns[1:], times_ns)]
-            content = array.array("B", kinds).tobytes()
-            # The first time is stored alone, because it never fits into 32 bits.
-            content += array.array("q", later_ns[:1]).tobytes()
-            for column in (numbers, later_ns[1:], rests):
-                content += _narrow(column)
-            blocks += _block(NOTES, _COUNT.pack(len(taken)) + _tight(content))
-        self.noted += len(taken)
+            blocks += _block(PASSES, _tight(passes))
+        if count:
+            blocks += _block(NOTES, _COUNT.pack(count) + _tight(notes))
+        self.noted += count
         written = os.write(self._file, blocks)
         if written < len(blocks):
             raise OSError(f"the file took {written} of {len(blocks)} bytes: is the disk full?")
@@ -308,12 +269,6 @@ class Journal:
         self._file = -1
 
 
-def _packed(noted: tuple[int, int, array.array[int]]) -> bytes:
-    begun_ns, first, after_ns = noted
-    later_ns = [after_ns[0], *map(sub, after_ns[1:], after_ns)]
-    return PASS.pack(begun_ns, first, len(after_ns)) + _narrow(later_ns)
-
-
 def _block(kind: int, content: bytes) -> bytes:
     return BLOCK.pack(TAG, kind, len(content), zlib.crc32(content)) + content
 
@@ -327,13 +282,6 @@ def _tight(content: bytes) -> bytes:
         return PLAIN + content
     packer = zlib.compressobj(1, zlib.DEFLATED, 12, 5)
     return packer.compress(content) + packer.flush()
-
-
-def _narrow(column: Sequence[int]) -> bytes:
-    try:
-        return b"i" + array.array("i", column).tobytes()
-    except OverflowError:
-        return b"q" + array.array("q", column).tobytes()
 
 
 _FRAMEWORKS = {  # by the module that jobs load; a trainer comes before the library below it

@@ -28,6 +28,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .journal import Journal, Note
+from .notes import Notes, native_hooks
 
 # The beginnings of communication threads' names.
 COMMUNICATING = ("fullwire", "gloo", "pt_gloo", "NCCL", "UCX", "mscclpp")
@@ -68,6 +69,11 @@ class _OwnTimes:
         self._identity: os.stat_result | None = None
         os.register_at_fork(after_in_child=self.forget)
 
+    @property
+    def file(self) -> int:
+        """Return the file that is kept open."""
+        return self._file
+
     def forget(self) -> None:
         """Open the file anew: a child's thread has the name of the one that forked it off.
 
@@ -93,12 +99,33 @@ class _OwnTimes:
         return _two_of(os.pread(self._file, 100, 0))
 
 
+class NoShortDelay:
+    """Stands for the short way of `Processors.note_delay`, where it is not there.
+
+    `native/hooks/` holds the short way: it reads the kept file of the thread that steps.
+    """
+
+    def __init__(self, notes: Notes) -> None:
+        pass
+
+    def note(self) -> bool:
+        """Say that nothing was noted."""
+        return False
+
+    def use(self, file: int, run_ns: int, delay_ns: int) -> None:
+        """Go on from what was read on this thread."""
+
+    def stop(self) -> tuple[int, int] | None:
+        """Return what was read last, if anything was."""
+        return None
+
+
 class Processors:
     """Notes from time to time the processor time of the process since its beginning."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._noted_ns = self._listed_ns = 0
+        self.due_ns = self._listed_ns = 0
         self._is_communicating: dict[int, bool] = {}
         self._used_ns: dict[int, int] = {}
         self._told_ns = 0, 0  # Notes hold differences, which are small numbers.
@@ -108,12 +135,15 @@ class Processors:
         self._delays_ns: dict[int, tuple[int, int]] = {}  # By thread: time running, time waiting.
         self._delay_noted_ns = 0
         self._own = _OwnTimes()
+        native = native_hooks()
+        self.short: NoShortDelay = (native.ShortDelay if native else NoShortDelay)(journal.notes)
+        os.register_at_fork(after_in_child=self.short.stop)
 
     def note_if_due(self) -> None:
         """Note the processor time if the last note is long enough ago."""
         now_ns = time.monotonic_ns()
-        if self._journal.is_open and now_ns - self._noted_ns > _EVERY_NS:
-            self._noted_ns = now_ns
+        if self._journal.is_open and now_ns >= self.due_ns:
+            self.due_ns = now_ns + _EVERY_NS
             try:
                 if now_ns - self._listed_ns > _LIST_EVERY_NS:
                     self._listed_ns = now_ns
@@ -140,7 +170,7 @@ class Processors:
                 used_ns = sum(self._used_ns.values())
             except OSError as error:  # no /proc, or another kernel: the rest is recorded
                 self._journal.define(kind="missing", sentence=f"processor time unknown: {error}")
-                self._noted_ns = 2**63
+                self.due_ns = 2**63
             else:
                 whole_ns = time.process_time_ns()
                 before_whole_ns, before_part_ns = self._told_ns
@@ -171,6 +201,8 @@ class Processors:
         own_ns = used_ns.pop(here, 0)
         busy = [thread for thread, ns in used_ns.items() if ns >= _AS_MUCH * own_ns]
         self._computing = sorted(busy, key=lambda thread: -used_ns[thread])[: _MOST_COMPUTING - 1]
+        if self._computing and (known := self.short.stop()) is not None:
+            self._delays_ns = {self._own.thread: known}
 
     def note_delay(self) -> None:
         """Note how long computing threads ran, and waited for a processor, since the last time.
@@ -182,7 +214,9 @@ class Processors:
         if not self._journal.is_open or now_ns - self._delay_noted_ns < _WORTH_A_NOTE_NS:
             return
         self._delay_noted_ns = now_ns
-        if not self._computing:  # a short way for most jobs
+        if (known := self.short.stop()) is not None:
+            self._delays_ns = {self._own.thread: known}
+        if not self._computing:
             try:
                 run_ns, delay_ns = read = self._own.read()
             except (OSError, ValueError):  # no kernel counts this
@@ -191,8 +225,9 @@ class Processors:
             since = self._delays_ns.get(self._own.thread)
             # Not of others, which may be computing again later.
             self._delays_ns = {self._own.thread: read}
+            self.short.use(self._own.file, *read)  # from now on, until others compute as well
             if since is not None:
-                self._journal.note(Note.DELAY, delay_ns - since[1], now_ns, run_ns - since[0])
+                self._journal.notes.add(Note.DELAY, delay_ns - since[1], now_ns, run_ns - since[0])
             return
         here, before = threading.get_native_id(), self._delays_ns
         self._delays_ns = {}
@@ -206,7 +241,7 @@ class Processors:
             if thread in before
         ]
         if passed:
-            self._journal.note(Note.DELAY, max(passed)[0], now_ns, passed[0][1])
+            self._journal.notes.add(Note.DELAY, max(passed)[0], now_ns, passed[0][1])
 
 
 class BeforeForward:
@@ -228,7 +263,14 @@ class BeforeForward:
         now_ns, used_ns, blocks = (
             now - before for now, before in zip(_so_far(), (0, *since[1:]), strict=True)
         )
-        self._journal.note(Note.BEFORE_FORWARD, used_ns, now_ns, blocks)
+        self._journal.notes.add(Note.BEFORE_FORWARD, used_ns, now_ns, blocks)
+
+
+def before_forward_of(journal: Journal) -> BeforeForward:
+    """Make the one of this process: `native/hooks/` holds the same class in C++."""
+    native = native_hooks()
+    made: BeforeForward = native.BeforeForward(journal.notes) if native else BeforeForward(journal)
+    return made
 
 
 def _so_far() -> tuple[int, int, int]:

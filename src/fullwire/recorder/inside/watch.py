@@ -43,15 +43,16 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 from torch.utils.weak import WeakIdKeyDictionary
 
+from .buckets import NEVER_NS
 from .clock import Clock, Moment, clock_of_this_torch
-from .collectives import COLLECTIVES, watch_collectives
+from .collectives import COLLECTIVES, Collectives, watch_collectives
 from .ending import at_end, before_hard_end
-from .gradients import Adding, gradient_bytes
+from .gradients import UNKNOWN, Adding, gradient_bytes
 from .journal import NOISE_VARIABLE, PROBE_VARIABLE, Journal, Note
 from .metrics import watch_metrics
 from .noise import SHARDING, GradientNoise
 from .probes import Probes
-from .processors import BeforeForward, Processors
+from .processors import BeforeForward, Processors, before_forward_of
 from .visible import watch_names, watch_reducer
 
 _now = time.monotonic_ns
@@ -82,25 +83,25 @@ def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None
     pipelining = functools.partial(journal.define, kind="fact", name="pipelining", value="torch")
     after_import("torch.distributed.pipelining", pipelining)
     gradients = watch_gradients(journal, clock, noise)
-    before_forward = BeforeForward(journal)
+    before_forward = before_forward_of(journal)
     probes = None
     if os.environ.get(PROBE_VARIABLE) and dist.is_available():
         probes = Probes(journal)  # made first, so that its notes lie within the steps
         optimizers.register_optimizer_step_pre_hook(probes.step_begins)
         optimizers.register_optimizer_step_post_hook(probes.step_ended)
-    _watch_steps(journal, clock, gradients, before_forward)
+    collectives = None
+    if dist.is_available():
+        watch_reducer(journal, COLLECTIVES)
+        watch_names(COLLECTIVES)
+        collectives = watch_collectives(journal, clock, probes)
+        _watch_data_parallel(journal, clock, before_forward, probes)
+    _watch_steps(journal, clock, gradients, before_forward, collectives)
     _watch_input(journal, before_forward)
     watch_metrics(journal, after_import)
     _watch_evaluation(journal, gradients)
     for place, names in _SAVES.items():
         after_import(place, functools.partial(_watch_saving, journal, place, names))
-    buckets_ended: Callable[[float], None] | None = None
-    if dist.is_available():
-        watch_reducer(journal, COLLECTIVES)
-        watch_names(COLLECTIVES)
-        buckets_ended = watch_collectives(journal, clock, probes)
-        _watch_data_parallel(journal, clock, before_forward, probes)
-    _watch_backward(journal, clock, gradients, noise, buckets_ended)
+    _watch_backward(journal, clock, gradients, noise, collectives)
 
 
 def _stay_out_of_graphs() -> None:
@@ -127,21 +128,27 @@ def _close(journal: Journal, clock: Clock, noise: GradientNoise | None) -> None:
             kind="cost",
             notes=journal.noted,
             note_ns=note_ns,  # spent_ns includes some notes as well
-            spent_ns=journal.spent_ns,
+            spent_ns=journal.notes.spent_ns,
         )
     journal.close()
 
 
 def _watch_steps(
-    journal: Journal, clock: Clock, gradients: Gradients, before_forward: BeforeForward
+    journal: Journal,
+    clock: Clock,
+    gradients: Gradients,
+    before_forward: BeforeForward,
+    collectives: Collectives | None,
 ) -> None:
     numbers = _ByObject()
     began: dict[int, Moment] = {}
     count = itertools.count()
     processors = Processors(journal)
+    settle = None if collectives is None else collectives.buckets.settle
+    note_short_delay = processors.short.note
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        number = numbers.get(optimizer)
+        number = numbers.get(id(optimizer))
         if number is None:
             number = next(count)
             numbers.put(optimizer, number)
@@ -152,27 +159,33 @@ def _watch_steps(
                 gradients.tell(0)  # for a pass that did not go through torch.autograd.backward
             gradients.expect(optimizer)
         began[number] = clock.moment()
+        if settle is not None:
+            settle(NEVER_NS)  # buckets that ended after their pass, or in one that nobody saw
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         ended, started = clock.moment(), journal.starts_work()
-        number = numbers.get(optimizer)
+        number = numbers[id(optimizer)]
         clock.note(Note.OPTIMIZER, number, began[number], ended)
         gradients.adding.step_ended(number)
         if clock.knows_devices:
             clock.collect()
-        processors.note_delay()
-        processors.note_if_due()
+        if not note_short_delay():
+            processors.note_delay()
+        if _now() >= processors.due_ns:
+            processors.note_if_due()
+        if collectives is not None:
+            collectives.step_ended()
         journal.write_if_due()
         journal.ends_work(started)
         before_forward.begins()
 
     optimizers.register_optimizer_step_pre_hook(before)
     optimizers.register_optimizer_step_post_hook(after)
-    clear = optimizers.Optimizer.zero_grad
+    clear, note_now = optimizers.Optimizer.zero_grad, journal.notes.add_now
 
     @functools.wraps(clear)
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
-        journal.note(Note.ZERO_GRAD, 0, _now(), 0)
+        note_now(Note.ZERO_GRAD, 0)
         return clear(self, *args, **kwargs)
 
     optimizers.Optimizer.zero_grad = zero_grad
@@ -183,9 +196,10 @@ def _watch_backward(
     clock: Clock,
     gradients: Gradients,
     noise: GradientNoise | None,
-    buckets_ended: Callable[[float], None] | None,
+    collectives: Collectives | None,
 ) -> None:
-    backward = torch.autograd.backward
+    backward, adding = torch.autograd.backward, gradients.adding
+    settle = None if collectives is None else collectives.buckets.settle
 
     @functools.wraps(backward)
     def backward_(*args: Any, **kwargs: Any) -> Any:
@@ -193,9 +207,9 @@ def _watch_backward(
             return backward(*args, **kwargs)
         journal.write_if_due()
         # In this order, because no gradient may be ready before its pass began.
-        gradients.adding.pass_begins()
+        adding.pass_begins()
         gradients.is_in_pass, began, after_ns = True, clock.moment(), _now()
-        well_since_ns = math.inf  # if the pass fails
+        well_since_ns = NEVER_NS  # if the pass fails
         try:
             result = backward(*args, **kwargs)
             well_since_ns = after_ns
@@ -203,9 +217,10 @@ def _watch_backward(
             gradients.is_in_pass = False
             gradients.backwards += 1
             ended = clock.moment()
-            clock.note(Note.BACKWARD, gradients.adding.pass_ended(), began, ended)
-            if buckets_ended is not None:
-                buckets_ended(well_since_ns)
+            made = adding.pass_ended() if adding.looks else UNKNOWN
+            clock.note(Note.BACKWARD, made, began, ended)
+            if settle is not None:
+                settle(well_since_ns)
         if gradients.due:
             gradients.tell(after_ns)
         if noise is not None:
@@ -382,25 +397,25 @@ def _rows(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     return next(map(len, tensors), 0)
 
 
-class _ByObject:
-    """Values by object, which go with the object.
+class _ByObject(dict[int, Any]):
+    """Values by the identity of an object, which go with the object.
 
     Objects may be equal to others, or have no hash. A question costs a tenth of what it costs a
     WeakIdKeyDictionary, whose references are Python's own.
     """
 
     def __init__(self) -> None:
-        self._held: dict[int, tuple[weakref.ref[Any], Any]] = {}
-
-    def get(self, thing: Any) -> Any:
-        """Return the value of an object, or None."""
-        held = self._held.get(id(thing))
-        return None if held is None else held[1]
+        self._references: dict[int, weakref.ref[Any]] = {}
 
     def put(self, thing: Any, value: Any) -> None:
         """Keep a value as long as the object lives."""
-        held, key = self._held, id(thing)
-        held[key] = weakref.ref(thing, lambda _: held.pop(key, None)), value
+        key = id(thing)
+
+        def drop(_: object) -> None:
+            self.pop(key, None)
+            self._references.pop(key, None)
+
+        self._references[key], self[key] = weakref.ref(thing, drop), value
 
 
 class Gradients:
@@ -412,7 +427,7 @@ class Gradients:
         self._count = itertools.count()
         self._hooked = WeakIdKeyDictionary()  # parameters with hooks
         self._account_of = WeakIdKeyDictionary()  # accounts of the parameters that reducers hold
-        self._by_reducer = _ByObject()  # accounts
+        self.by_reducer = _ByObject()  # accounts
         self._by_optimizer = _ByObject()  # accounts, with their passes at its last step
         self.due: set[_Account] = set()  # accounts whose pass has begun
         self.adding = Adding(journal)
@@ -421,7 +436,7 @@ class Gradients:
 
     def watch(self, optimizer: Any, parameters: Iterable[Any]) -> None:
         """Hook the parameters of an optimizer, except those whose times a reducer gives."""
-        accounts, parameters = self._by_optimizer.get(optimizer), [*parameters]
+        accounts, parameters = self._by_optimizer.get(id(optimizer)), [*parameters]
         if accounts is None:
             accounts = {}
             self._by_optimizer.put(optimizer, accounts)
@@ -449,23 +464,16 @@ class Gradients:
         if not any(parameter.is_cuda or parameter in self._hooked for parameter in parameters):
             first, *_ = [self._number(size) for size in gradient_bytes(parameters)]
             account = _Account(reducer, first, len(parameters))
-            self._by_reducer.put(reducer, account)
+            self.by_reducer.put(reducer, account)
             for parameter in parameters:
                 self._account_of[parameter] = account
 
     def distrust(self, reducer: Any) -> None:
         """Leave the parameters of a reducer to hooks."""
-        account = self._by_reducer.get(reducer)
+        account = self.by_reducer.get(id(reducer))
         if account is not None:
             account.is_kept = False
-            self._by_reducer.put(reducer, None)
-
-    def begin(self, reducer: Any) -> None:
-        """Remember when a pass began: its reducer counts from there."""
-        account = self._by_reducer.get(reducer)
-        if account is not None:
-            account.begun_ns = _now()
-            self.due.add(account)
+            self.by_reducer.put(reducer, None)
 
     def tell(self, since_ns: int) -> None:
         """Note the gradients of the passes that have ended; all were ready after `since_ns`."""
@@ -479,17 +487,19 @@ class Gradients:
 
     def expect(self, optimizer: Any) -> None:
         """Hook parameters that an optimizer steps again while reducers saw no further pass."""
-        accounts = self._by_optimizer.get(optimizer)
+        accounts = self._by_optimizer.get(id(optimizer))
         if not accounts:
             return
-        silent = [account for account, passes in accounts.items() if account.passes == passes]
-        for account in silent:
-            account.is_kept = False
-            del accounts[account]
-        for group in optimizer.param_groups if silent else ():
-            self.watch(optimizer, group["params"])
-        for account in accounts:
+        is_silent = False
+        for account, passes in accounts.items():
             accounts[account] = account.passes
+            if account.passes == passes:
+                account.is_kept, is_silent = False, True
+        if is_silent:
+            for account in [account for account in accounts if not account.is_kept]:
+                del accounts[account]
+            for group in optimizer.param_groups:
+                self.watch(optimizer, group["params"])
 
 
 class _Account:
@@ -513,7 +523,7 @@ class _Account:
         self.passes += 1
         # Another thread may have had the processor between our reading of the clock and the
         # reducer's.
-        journal.note_pass(self._first, max(self.begun_ns, since_ns - min(ready_ns)), ready_ns)
+        journal.notes.add_pass(self._first, self.begun_ns, since_ns, ready_ns)
 
 
 def watch_gradients(
@@ -536,6 +546,7 @@ def watch_gradients(
         return gradients
     build, build_model = dist.Reducer, DistributedDataParallel.__init__
     prepare = vars(build)["prepare_for_backward"]  # the form that binds to an instance
+    by_reducer, due = gradients.by_reducer, gradients.due
 
     @functools.wraps(build)
     def reducer(parameters: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
@@ -551,7 +562,10 @@ def watch_gradients(
 
     @functools.wraps(prepare)
     def prepare_for_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        gradients.begin(self)
+        account = by_reducer.get(id(self))
+        if account is not None:
+            account.begun_ns = _now()  # the reducer counts from here
+            due.add(account)
         if noise is not None:
             noise.reduces(self)
         return prepare(self, *args, **kwargs)
@@ -570,10 +584,10 @@ def watch_gradients(
 
 def hook_of(journal: Journal, number: int) -> Callable[[Any], None]:
     """Make the hook of a parameter on the host."""
-    append, kind = journal.waiting.append, Note.GRADIENT
+    note_now, kind = journal.notes.add_now, Note.GRADIENT
 
-    def ready(parameter: Any, now: Callable[[], int] = time.monotonic_ns) -> None:
-        append((kind, number, now(), 0))  # without journal.note, as every parameter calls this
+    def ready(parameter: Any) -> None:
+        note_now(kind, number)  # without journal.note, as every parameter calls this
 
     return ready
 
