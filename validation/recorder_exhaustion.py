@@ -38,8 +38,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fullwire import _hooks
 from fullwire.errors import FullwireError
 from fullwire.recorder import sampler as sampler_program
+from fullwire.recorder.inside.notes import HOOKS_VARIABLE
 from fullwire.recorder.record import join
 from fullwire.run.store import read_run
 from validation import results
@@ -95,10 +97,13 @@ def _played(directory: Path, kind: str, number: int, for_good: bool) -> tuple[st
             atexit._clear()  # the parent's functions for its own end
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # as long as this process lives
             failed = _made_to_fail(kind, number, for_good)
-            from fullwire.recorder.inside import after_import, journal
+            from fullwire.recorder.inside import after_import, journal, notes
             from fullwire.recorder.inside.watch import watch
 
-            journal.LONGEST_WAIT_NS = 0  # written at each step, so that there are calls to fail
+            assert notes.native_hooks(), "expected the hooks that jobs have"
+
+            # Written at each step, so that there are calls to fail.
+            journal.FIRST_WAIT_NS = journal.LONGEST_WAIT_NS = 0
             with contextlib.suppress(Exception):  # as recorder.inside does it
                 watch(str(directory), after_import)
             told: dict[str, Any] = {"weights": _trained()}
@@ -304,6 +309,7 @@ def main() -> None:
     """Play the rounds; exit with an error if a job was harmed."""
     taken = parser(__doc__)
     taken.add_argument("--rounds", type=int, default=1000)
+    os.environ[HOOKS_VARIABLE] = str(_hooks.__file__)
     found = all_rounds(taken.parse_args().rounds)
     total = sum(found.values(), Counter[str]())
     columns = ["what fails", "rounds", "job harmed", "run says what is missing", "refused", "whole"]
