@@ -72,8 +72,7 @@ int is_short(const Buckets* buckets, PyObject* tensors) {
     PyObject* probes = buckets->given[PROBES];
     if (is_other == 0 && probes != Py_None) {
         is_other = is_true(probes, IS_ON);
-        if (is_other == 0) is_other = is_true(probes, IS_TIMED);
-        if (is_other == 1 && is_true(probes, IS_ON) == 0) {
+        if (is_other == 0 && is_true(probes, IS_TIMED) == 1) {
             const Owned is_timing(PyObject_CallMethodObjArgs(probes, names[IS_TIMING], nullptr));
             is_other = is_timing ? PyObject_IsTrue(is_timing.get()) : -1;
         }
@@ -81,7 +80,7 @@ int is_short(const Buckets* buckets, PyObject* tensors) {
     if (is_other == 0 && buckets->knows_devices) {
         is_other = is_true(PyList_GetItem(tensors, 0), IS_CUDA);
     }
-    return is_other < 0 ? -1 : !is_other;
+    return PyErr_Occurred() ? -1 : !is_other;
 }
 
 // Ends the recording for the error that is set: the job goes on.
@@ -194,7 +193,11 @@ PyObject* after_first(PyObject* first, PyObject* arguments) {
 PyObject* send(PyObject* self, PyObject* group, PyObject* arguments, PyObject* keywords) {
     Buckets* buckets = buckets_of(self);
     PyObject* tensors = PyTuple_Size(arguments) > 0 ? PyTuple_GetItem(arguments, 0) : nullptr;
-    const int quick = tensors != nullptr && keywords == nullptr ? is_short(buckets, tensors) : 0;
+    int quick = tensors != nullptr && keywords == nullptr ? is_short(buckets, tensors) : 0;
+    if (quick < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
+        give_up(buckets);
+        quick = 0;
+    }
     if (quick < 0) return nullptr;
     if (!quick) {
         const Owned all(after_first(group, arguments));

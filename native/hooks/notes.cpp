@@ -187,6 +187,7 @@ PyObject* notes_ends_work(PyObject* self, PyObject* started) {
 PyObject* notes_rows(PyObject* self, PyObject*) {
     const std::vector<Row>& rows = notes_of(self)->rows;
     PyObject* list = PyList_New(0);
+    if (list == nullptr) return nullptr;
     for (const Row& row : rows) {
         const Owned each(Py_BuildValue("LLLL", static_cast<long long>(row.kind),
                                        static_cast<long long>(row.number),

@@ -62,9 +62,11 @@ class Buckets:
         note, ended, known, unsettled = journal.notes.add, self.ended, self.known, self._unsettled
 
         def allreduce(group: Any, tensors: Sequence[Any], *options: Any) -> Any:
+            is_probe = probes is not None and probes.is_on
             if (
                 codec.is_in_use
-                or (probes is not None and (probes.is_on or probes.is_timing()))
+                or is_probe
+                or (probes is not None and probes.is_timed and probes.is_timing())
                 or not journal.notes.takes
                 or len(tensors) != 1
                 or (knows_devices and tensors[0].is_cuda)

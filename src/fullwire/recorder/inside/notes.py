@@ -72,7 +72,7 @@ class Notes:
         self._missed += 1
 
     def add_interval(self, kind: int, number: int, start_ns: int, end_ns: int) -> None:
-        """Take a note of what has a beginning and an end."""
+        """Take a note of an interval, by its beginning and its end."""
         self.add(kind, number, start_ns, end_ns - start_ns)
 
     def add_now(self, kind: int, number: int) -> None:
@@ -105,7 +105,7 @@ class Notes:
         return [*self._rows]
 
     def take(self) -> tuple[int, bytes, bytes, int]:
-        """Return the number of notes that waited; notes and passes, packed; and those missed."""
+        """Return the number of notes that waited, the notes, the passes, and the number missed."""
         rows = [self._rows.popleft() for _ in range(len(self._rows))]  # threads may add more
         # After the notes, so that no note is written before the pass that it follows.
         passes = [self._passes.popleft() for _ in range(len(self._passes))]
@@ -147,13 +147,13 @@ def _narrow(column: Sequence[int]) -> bytes:
 
 @functools.cache
 def native_hooks() -> Any:
-    """Load the native part; None where there is none, or another kind of Python.
+    """Load the native part. Return None if there is none, or if this Python is of another kind.
 
     It keeps to CPython's stable ABI. Builds without a lock, or that trace references, have others.
     """
     path = os.environ.get(HOOKS_VARIABLE)
-    is_other = hasattr(sys, "getobjects") or not getattr(sys, "_is_gil_enabled", lambda: True)()
-    if not path or is_other or sys.implementation.name != "cpython":
+    is_other = sys.implementation.name != "cpython" or "t" in sys.abiflags
+    if not path or is_other or hasattr(sys, "getobjects"):
         return None
     try:
         loader = importlib.machinery.ExtensionFileLoader("_hooks", path)

@@ -113,7 +113,7 @@ class NoShortDelay:
         return False
 
     def use(self, file: int, run_ns: int, delay_ns: int) -> None:
-        """Go on from what was read on this thread."""
+        """Count from these times of this thread on."""
 
     def stop(self) -> tuple[int, int] | None:
         """Return what was read last, if anything was."""
