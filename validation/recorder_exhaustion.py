@@ -69,6 +69,8 @@ def rounds_of(kind: str, wanted: int, place: Path, *, for_good: bool) -> Counter
     """Make the first call of a kind fail, then the second, and so on, and count the outcomes."""
     counted: Counter[str] = Counter()
     expected = _played(place / "unharmed", kind, 0, for_good)[0]
+    if not expected.startswith(f"status {_JOB_STATUS},"):
+        raise FullwireError(f"expected a job that ends by itself without a fault, got {expected}")
     for number in itertools.count(1):
         if counted["rounds"] >= wanted:
             break
@@ -96,6 +98,7 @@ def _played(directory: Path, kind: str, number: int, for_good: bool) -> tuple[st
             os.close(hear)
             atexit._clear()  # the parent's functions for its own end
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # as long as this process lives
+            os.environ[HOOKS_VARIABLE] = str(_hooks.__file__)
             failed = _made_to_fail(kind, number, for_good)
             from fullwire.recorder.inside import after_import, journal, notes
             from fullwire.recorder.inside.watch import watch
@@ -309,7 +312,6 @@ def main() -> None:
     """Play the rounds; exit with an error if a job was harmed."""
     taken = parser(__doc__)
     taken.add_argument("--rounds", type=int, default=1000)
-    os.environ[HOOKS_VARIABLE] = str(_hooks.__file__)
     found = all_rounds(taken.parse_args().rounds)
     total = sum(found.values(), Counter[str]())
     columns = ["what fails", "rounds", "job harmed", "run says what is missing", "refused", "whole"]
