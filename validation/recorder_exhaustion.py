@@ -103,6 +103,7 @@ def _played(directory: Path, kind: str, number: int, for_good: bool) -> tuple[st
             from fullwire.recorder.inside import after_import, journal, notes
             from fullwire.recorder.inside.watch import watch
 
+            notes.native_hooks.cache_clear()  # this process may have looked before its name was set
             assert notes.native_hooks(), "expected the hooks that jobs have"
 
             # Written at each step, so that there are calls to fail.
