@@ -70,9 +70,10 @@ int is_short(const Buckets* buckets, PyObject* tensors) {
     }
     int is_other = is_true(buckets->given[CODEC], IS_IN_USE);
     PyObject* probes = buckets->given[PROBES];
+    if (is_other == 0 && probes != Py_None) is_other = is_true(probes, IS_ON);
     if (is_other == 0 && probes != Py_None) {
-        is_other = is_true(probes, IS_ON);
-        if (is_other == 0 && is_true(probes, IS_TIMED) == 1) {
+        is_other = is_true(probes, IS_TIMED);
+        if (is_other == 1) {
             const Owned is_timing(PyObject_CallMethodObjArgs(probes, names[IS_TIMING], nullptr));
             is_other = is_timing ? PyObject_IsTrue(is_timing.get()) : -1;
         }
@@ -80,10 +81,10 @@ int is_short(const Buckets* buckets, PyObject* tensors) {
     if (is_other == 0 && buckets->knows_devices) {
         is_other = is_true(PyList_GetItem(tensors, 0), IS_CUDA);
     }
-    return PyErr_Occurred() ? -1 : !is_other;
+    return is_other < 0 ? -1 : !is_other;
 }
 
-// Ends the recording for the error that is set: the job goes on.
+// Ends the recording for the error that is set: the job goes on. An interruption of that stays set.
 void give_up(const Buckets* buckets) {
     PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
     PyErr_Fetch(&type, &value, &trace);
@@ -93,7 +94,7 @@ void give_up(const Buckets* buckets) {
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(trace);
-    PyErr_Clear();
+    if (!told && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
 }
 
 // Says whether a future has a result; an error that would end the job stays set.
@@ -126,7 +127,8 @@ PyObject* bucket_of(Buckets* buckets, PyObject* tensor, PyObject* name) {
     if (found != nullptr) {
         const bool is_alive = PyWeakref_GetObject(PyTuple_GetItem(found, 0)) == tensor;
         PyObject* group = PyTuple_GetItem(found, 1);
-        const int is_same = group == name || PyObject_RichCompareBool(group, name, Py_EQ) == 1;
+        const int is_same = group == name ? 1 : PyObject_RichCompareBool(group, name, Py_EQ);
+        if (is_same < 0) return nullptr;
         if (is_alive && is_same) return Py_NewRef(found);
     }
     if (PyDict_Size(buckets->known) >= MOST_KNOWN) PyDict_Clear(buckets->known);
@@ -153,9 +155,8 @@ bool note_issue(PyObject* self, PyObject* group, PyObject* tensor, std::int64_t 
                 PyObject* work) {
     Buckets* buckets = buckets_of(self);
     const Owned name(PyObject_GetAttr(group, names[NAME]));
-    const Owned number(PyIter_Next(buckets->given[NUMBERS]));
-    if (!name || !number) return false;
-    const Owned bucket(bucket_of(buckets, tensor, name.get()));
+    const Owned number(name ? PyIter_Next(buckets->given[NUMBERS]) : nullptr);
+    const Owned bucket(number ? bucket_of(buckets, tensor, name.get()) : nullptr);
     if (!bucket || !count_one(bucket.get())) return false;
     const std::int64_t counted = PyLong_AsLongLong(number.get());
     const std::int64_t signature = PyLong_AsLongLong(PyTuple_GetItem(bucket.get(), 2));
@@ -198,7 +199,7 @@ PyObject* send(PyObject* self, PyObject* group, PyObject* arguments, PyObject* k
         give_up(buckets);
         quick = 0;
     }
-    if (quick < 0) return nullptr;
+    if (PyErr_Occurred()) return nullptr;
     if (!quick) {
         const Owned all(after_first(group, arguments));
         return all ? PyObject_Call(buckets->given[OTHERWISE], all.get(), keywords) : nullptr;
@@ -287,9 +288,11 @@ PyObject* buckets_settle(PyObject* self, PyObject* well_since) {
 PyObject* buckets_forget(PyObject* self, PyObject*) {
     Buckets* buckets = buckets_of(self);
     PyDict_Clear(buckets->known);
-    std::deque<Unsettled> unsettled;
-    unsettled.swap(buckets->unsettled);
-    for (const Unsettled& each : unsettled) Py_DECREF(each.future);
+    while (!buckets->unsettled.empty()) {  // others may run while a future is given back
+        PyObject* future = buckets->unsettled.front().future;
+        buckets->unsettled.pop_front();
+        Py_DECREF(future);
+    }
     Py_RETURN_NONE;
 }
 
@@ -309,17 +312,19 @@ PyObject* buckets_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     }
     Buckets* buckets = made<Buckets>(type);
     if (buckets == nullptr) return nullptr;
-    new (&buckets->unsettled) std::deque<Unsettled>();
+    try {
+        new (&buckets->unsettled) std::deque<Unsettled>();
+    } catch (const std::bad_alloc&) {
+        release(reinterpret_cast<PyObject*>(buckets));
+        return PyErr_NoMemory();
+    }
     for (int place = 0; place < GIVEN; ++place) buckets->given[place] = Py_NewRef(given[place]);
     buckets->knows_devices = knows_devices != 0;
     buckets->known = PyDict_New();
     buckets->token = PyList_New(0);
-    buckets->notes = PyObject_GetAttrString(given[JOURNAL], "notes");
-    if (!buckets->known || !buckets->token || !buckets->notes) {
-        Py_DECREF(reinterpret_cast<PyObject*>(buckets));
-        return nullptr;
-    }
-    return reinterpret_cast<PyObject*>(buckets);
+    const Owned notes(PyObject_GetAttrString(given[JOURNAL], "notes"));
+    buckets->notes = checked_notes(notes.get());
+    return made_whole(buckets, buckets->known && buckets->token && buckets->notes);
 }
 
 void buckets_dealloc(PyObject* self) {
@@ -384,10 +389,11 @@ PyType_Slot ended_slots[] = {
 
 PyType_Spec buckets_spec = {"fullwire._hooks.Buckets", sizeof(Buckets), 0, Py_TPFLAGS_DEFAULT,
                             buckets_slots};
-PyType_Spec allreduce_spec = {"fullwire._hooks.Allreduce", sizeof(Allreduce), 0, Py_TPFLAGS_DEFAULT,
+// Python cannot make these, which would be empty.
+constexpr unsigned int MADE_HERE = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION;
+PyType_Spec allreduce_spec = {"fullwire._hooks.Allreduce", sizeof(Allreduce), 0, MADE_HERE,
                               allreduce_slots};
-PyType_Spec ended_spec = {"fullwire._hooks.Ended", sizeof(Ended), 0, Py_TPFLAGS_DEFAULT,
-                          ended_slots};
+PyType_Spec ended_spec = {"fullwire._hooks.Ended", sizeof(Ended), 0, MADE_HERE, ended_slots};
 
 }  // namespace
 

@@ -67,6 +67,16 @@ struct Notes {
 
 inline Notes* notes_of(PyObject* self) { return reinterpret_cast<Notes*>(self); }
 
+// Says whether an object is of this type; each time the module is loaded it makes another one.
+bool is_notes(PyObject* object);
+
+// Returns a new reference to the notes that others add to; anything else is an error.
+inline PyObject* checked_notes(PyObject* object) {
+    if (object != nullptr && is_notes(object)) return Py_NewRef(object);
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "expected the notes of this module");
+    return nullptr;
+}
+
 // Reads whole numbers from arguments; a wrong number of them, or another type, is an error.
 template <std::size_t Count>
 bool read_numbers(PyObject* const* arguments, Py_ssize_t given, std::int64_t (&numbers)[Count]) {
@@ -86,6 +96,14 @@ template <typename Type>
 Type* made(PyTypeObject* type) {
     const auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
     return reinterpret_cast<Type*>(allocate(type, 0));
+}
+
+// Returns such an object, or frees it where a part of it could not be made.
+template <typename Type>
+PyObject* made_whole(Type* made_now, bool is_whole) {
+    auto* object = reinterpret_cast<PyObject*>(made_now);
+    if (!is_whole) Py_DECREF(object);
+    return is_whole ? object : nullptr;
 }
 
 // Frees such an object.

@@ -3,6 +3,7 @@
 #include "hooks.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace fullwire {
 namespace {
@@ -136,23 +137,32 @@ std::string packed(const std::vector<Row>& rows) {
     return content;
 }
 
+// Takes the notes out first. Where Python collects garbage while it makes the answer, a finalizer of
+// the job may add more.
 PyObject* notes_take(PyObject* self, PyObject*) {
     Notes* notes = notes_of(self);
+    std::vector<Row> rows;
+    std::string passes;
+    rows.swap(notes->rows);
+    passes.swap(notes->passes);
+    const std::size_t taken_count = rows.size() + std::exchange(notes->pass_count, 0);
+    const std::size_t missed = std::exchange(notes->missed, 0);
+    PyObject* taken = nullptr;
     try {
-        const std::string content = packed(notes->rows);
-        PyObject* taken = Py_BuildValue(
-            "ny#y#n", static_cast<Py_ssize_t>(notes->rows.size()), content.data(),
-            static_cast<Py_ssize_t>(content.size()), notes->passes.data(),
-            static_cast<Py_ssize_t>(notes->passes.size()), static_cast<Py_ssize_t>(notes->missed));
-        if (taken != nullptr) {
-            notes->rows.clear();  // and keeps its memory, which the next ones fill
-            notes->passes.clear();
-            notes->pass_count = notes->missed = 0;
-        }
-        return taken;
+        const std::string content = packed(rows);
+        taken = Py_BuildValue("ny#y#n", static_cast<Py_ssize_t>(rows.size()), content.data(),
+                              static_cast<Py_ssize_t>(content.size()), passes.data(),
+                              static_cast<Py_ssize_t>(passes.size()),
+                              static_cast<Py_ssize_t>(missed));
     } catch (const std::bad_alloc&) {
-        return PyErr_NoMemory();
+        PyErr_NoMemory();
     }
+    if (taken == nullptr) notes->missed += missed + taken_count;
+    if (notes->rows.empty()) {  // the next ones fill the same memory
+        rows.clear();
+        rows.swap(notes->rows);
+    }
+    return taken;
 }
 
 void forget(Notes* notes, bool takes) {
@@ -188,7 +198,8 @@ PyObject* notes_rows(PyObject* self, PyObject*) {
     const std::vector<Row>& rows = notes_of(self)->rows;
     PyObject* list = PyList_New(0);
     if (list == nullptr) return nullptr;
-    for (const Row& row : rows) {
+    for (std::size_t place = 0; place < rows.size(); ++place) {  // which may grow in between
+        const Row row = rows[place];
         const Owned each(Py_BuildValue("LLLL", static_cast<long long>(row.kind),
                                        static_cast<long long>(row.number),
                                        static_cast<long long>(row.time_ns),
@@ -274,6 +285,10 @@ PyType_Spec notes_spec = {"fullwire._hooks.Notes", sizeof(Notes), 0, Py_TPFLAGS_
                           notes_slots};
 
 }  // namespace
+
+bool is_notes(PyObject* object) {
+    return PyType_GetSlot(Py_TYPE(object), Py_tp_dealloc) == reinterpret_cast<void*>(notes_dealloc);
+}
 
 PyObject* notes_type() { return PyType_FromSpec(&notes_spec); }
 

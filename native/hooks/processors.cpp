@@ -85,9 +85,9 @@ PyObject* short_delay_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     if (!PyArg_ParseTuple(arguments, "O", &notes)) return nullptr;
     ShortDelay* kept = made<ShortDelay>(type);
     if (kept == nullptr) return nullptr;
-    kept->notes = Py_NewRef(notes);
     kept->file = -1;
-    return reinterpret_cast<PyObject*>(kept);
+    kept->notes = checked_notes(notes);
+    return made_whole(kept, kept->notes != nullptr);
 }
 
 void short_delay_dealloc(PyObject* self) {
@@ -154,8 +154,8 @@ PyObject* before_forward_new(PyTypeObject* type, PyObject* arguments, PyObject*)
     if (!PyArg_ParseTuple(arguments, "O", &notes)) return nullptr;
     BeforeForward* kept = made<BeforeForward>(type);
     if (kept == nullptr) return nullptr;
-    kept->notes = Py_NewRef(notes);
-    return reinterpret_cast<PyObject*>(kept);
+    kept->notes = checked_notes(notes);
+    return made_whole(kept, kept->notes != nullptr);
 }
 
 void before_forward_dealloc(PyObject* self) {

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -196,3 +199,107 @@ def test_delays_go_on_where_the_short_way_ended(
     run_ns = [rest for kind, _, _, rest in journal.notes.rows() if kind == Note.DELAY]
     assert all(0 < each < 50_000_000 for each in run_ns)
     assert sum(run_ns) <= ran_and_waited_ns(threading.get_native_id())[0] - began_ns
+
+
+class _Codec:
+    is_in_use = False
+
+
+class _Journal:
+    def __init__(self, notes: Any) -> None:
+        self.notes = notes
+
+    def give_up(self, error: Exception) -> None:
+        raise KeyboardInterrupt
+
+
+def _buckets(journal: Any) -> Any:
+    def fails(*arguments: Any) -> Any:
+        raise OSError
+
+    return _hooks.Buckets(
+        journal,
+        _Codec(),
+        None,
+        lambda *given: "work",
+        str,
+        fails,
+        fails,
+        fails,
+        itertools.count(),
+        False,
+    )
+
+
+@pytest.mark.parametrize("read", ["take", "rows"])
+def test_notes_that_a_finalizer_adds_while_others_are_taken_are_kept(read: str) -> None:
+    """CPython up to 3.11 may collect garbage while it makes a tuple."""
+    program = f"""
+import gc, struct
+from fullwire import _hooks
+notes = _hooks.Notes(32768, 100_000)
+class Loader:
+    def __init__(self):
+        self.own = self
+    def __del__(self):
+        for number in range(3000):
+            notes.add(2, number, number, number)
+        for _ in range(300):
+            notes.add_pass(7, 1, 0, list(range(3000)))
+for number in range(1000):
+    notes.add(1, number, number, number)
+for _ in range(3):
+    notes.add_pass(5, 1, 0, list(range(1000)))
+gc.disable()
+kept = [tuple([number] * 4) for number in range(5000)]  # no tuple is left to be used again
+gc.collect()
+Loader()
+gc.set_threshold(1)
+gc.enable()
+taken = notes.{read}()
+gc.disable()
+if "{read}" == "rows":
+    assert taken[:1000] == [(1, number, number, number) for number in range(1000)]
+    taken = notes.take()
+gc.collect()
+for begun_ns, first, count in [struct.unpack_from("<qII", taken[2])]:
+    assert (begun_ns, first, count) == (1, 5, 1000)
+later = notes.take()
+assert taken[0] + later[0] == 4000 and taken[3] + later[3] == 0, (taken[0], later[0])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "165"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_classes_in_cpp_take_only_notes_of_their_own_module() -> None:
+    made: Any
+    for made in (_hooks.ShortDelay, _hooks.BeforeForward):
+        with pytest.raises(TypeError, match="expected the notes of this module"):
+            made([])
+    with pytest.raises(TypeError, match="expected the notes of this module"):
+        _buckets(_Journal(Notes(8, 8)))
+
+
+def test_python_cannot_make_an_empty_allreduce() -> None:
+    class Group:
+        name = true = "group"
+
+    bound = _buckets(_Journal(_hooks.Notes(8, 8))).__get__(Group(), Group)
+    with pytest.raises(TypeError, match="cannot create"):
+        type(bound)()
+
+
+def test_an_interruption_while_the_recording_gives_up_is_the_jobs() -> None:
+    class Group:
+        name = true = "group"
+
+    buckets = _buckets(_Journal(_hooks.Notes(8, 8)))
+    with pytest.raises(KeyboardInterrupt):
+        buckets(Group(), [object()])
