@@ -510,6 +510,23 @@ def test_an_evaluation_belongs_to_no_step(tmp_path: Path, mode: str) -> None:
 
 
 @needs_torch
+@pytest.mark.parametrize("first", ["generator", "discriminator"])
+def test_samples_that_a_gan_makes_without_gradients_belong_to_its_step(
+    tmp_path: Path, first: str
+) -> None:
+    """Formerly the step began after them, and the generator's update was in no step."""
+    job = [sys.executable, UNCOMPILED, str(JOBS / "gan.py"), first]
+    run, _ = recorded(tmp_path, *job)
+    start, end = steps_in_order(run, 0)
+    assert len(start) == 9
+    assert (start[1:] == end[:-1]).all()
+    assert span_count(run, "compute", "earlier backward") == span_count(run, "compute", "backward")
+    made = run.spans.rows(run.spans.name == "evaluation")
+    assert sorted(made.step) == list(range(9))
+    assert not any(isinstance(note, EvaluationsTook) for note in explain(run).notes)
+
+
+@needs_torch
 def test_a_checkpoint_is_named_with_its_time(tmp_path: Path) -> None:
     run, _ = recorded(tmp_path, *solo("checkpoint"))
     start, end = steps_in_order(run, 0)

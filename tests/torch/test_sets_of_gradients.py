@@ -95,3 +95,27 @@ def test_where_each_pass_has_a_step_nobody_looks_until_a_step_has_two() -> None:
     step(2)  # which shows that there are such steps
     assert step(2) == [BEGINS, ADDS]
     assert [step(1) for _ in range(4)] == [*3 * [[BEGINS]], [UNKNOWN]]
+
+
+def test_a_second_optimizer_that_steps_once_in_five_steps_makes_its_own_set() -> None:
+    """Formerly nobody looked after three plain steps, so a GAN's two passes seemed to add up."""
+    import torch
+
+    from fullwire.recorder.inside.gradients import BEGINS, UNKNOWN, Adding
+    from fullwire.recorder.inside.journal import Journal
+
+    models = [torch.nn.Linear(2, 2) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+    adding = Adding(Journal(""))
+    for model in models:
+        adding.watch(model.parameters())
+    found = []
+    for number in 3 * [0, 0, 0, 0, 0, 1]:
+        optimizers[number].zero_grad()
+        adding.pass_begins()
+        models[number](torch.ones(2)).sum().backward()
+        found.append(adding.pass_ended())
+        optimizers[number].step()
+        adding.step_ended(number)
+    assert found[:6] == [BEGINS, BEGINS, BEGINS, UNKNOWN, UNKNOWN, UNKNOWN]
+    assert found[6:] == 12 * [BEGINS]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullwire.findings.finding import Finding
 from fullwire.run.run import MARKS, Spans
@@ -116,9 +117,10 @@ def _beside_training(spans: Spans) -> Iterator[Finding]:
     is_there &= (spans.start_ns >= begin_ns) & (spans.end_ns <= end_ns)
     for name in ("evaluation", "checkpoint"):
         marked = spans.rows(is_there & (spans.lane == "host") & (spans.name == name))
-        if name == "evaluation" and not len(marked):
-            batches = is_there & (spans.lane == "compute") & (spans.name == name)
-            marked = in_one_gap(spans.rows(batches & (spans.step < 0)), marks)
+        if name == "evaluation":
+            batches = spans.rows(is_there & (spans.lane == "compute") & (spans.name == name))
+            marked, batches = (each.rows(begins_between(each, marks)) for each in (marked, batches))
+            marked = marked if len(marked) else in_one_gap(batches, marks)
         if not len(marked):
             continue
         lasted_s = (marked.end_ns - marked.start_ns) * 1e-9
@@ -132,6 +134,19 @@ def _beside_training(spans: Spans) -> Iterator[Finding]:
         else:
             within_s = float(lasted_s[marked.step >= 0].sum()) or None
             yield CheckpointsTook(count=count, total_s=total_s, run_s=run_s, within_s=within_s)
+
+
+def begins_between(evaluations: Spans, marks: Spans) -> NDArray[np.bool_]:
+    """Say which evaluations begin in no step; steps may have forwards without gradients.
+
+    The spans of probe steps have no step either.
+    """
+    probes = marks.rows(marks.name != "step")
+    begun, ended = (
+        np.searchsorted(np.sort(times_ns), evaluations.start_ns, side="right")
+        for times_ns in (probes.start_ns, probes.end_ns)
+    )
+    return np.asarray((evaluations.step < 0) & (begun == ended))
 
 
 def in_one_gap(batches: Spans, marks: Spans) -> Spans:

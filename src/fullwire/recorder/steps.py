@@ -7,6 +7,9 @@ host's time in the second. There are two exceptions. An evaluation between steps
 and the next step begins after it. The first step begins with the first note of it (data, gradients
 cleared, forward, backward).
 
+A forward without gradients belongs to the step where most steps have one, or where one of that
+step's optimizers went before it. A GAN makes samples so, and a teacher its targets.
+
 The backward pass of a step is its last one. Earlier ones, as in gradient accumulation, are spans
 with a name of their own. A backward pass ends when its last gradient is ready. The rest of the call
 waits for DDP's buckets.
@@ -72,11 +75,15 @@ def found_steps(journal: Journal, notes: Mapping[int, Whole]) -> Steps:
     # Evaluations end with Module.train() or with the last forward without gradients. A period in
     # evaluation mode that contains a step is no evaluation: some layers stay in it during training.
     modes = _without_steps(notes[Note.EVALUATION][:, 1:], ends)
-    evaluations = np.concatenate([modes[:, 1], notes[Note.INFERENCE][:, 2]]).astype(np.int64)
-    before = np.searchsorted(ends, evaluations)  # the number of the step after each evaluation
-    for number, evaluation_end in zip(before.tolist(), evaluations.tolist(), strict=True):
-        if number < len(ends):
-            starts[number] = max(starts[number], evaluation_end)
+    inferences = notes[Note.INFERENCE][:, 1:]
+    if 2 * len(np.unique(np.searchsorted(ends, inferences[:, 1]))) > len(ends):
+        inferences = inferences[:0]
+    stepped_ns = np.sort(notes[Note.OPTIMIZER][:, 2])
+    for begun, ended in np.concatenate([modes, inferences]).tolist():
+        number = int(np.searchsorted(ends, ended))  # of the step after it, or around it
+        stepped = np.searchsorted(stepped_ns, (ends[number - 1] if number else -1, begun), "right")
+        if number < len(ends) and stepped[0] == stepped[1]:
+            starts[number] = max(starts[number], ended)
     return Steps(start_ns=starts, end_ns=ends)
 
 

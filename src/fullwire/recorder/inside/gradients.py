@@ -79,7 +79,7 @@ class Adding:
         self._before: dict[int, _State] = {}
         self._left: dict[int, _State] = {}  # as the passes of the latest set left them
         self._passes = self._plain = 0  # since the last step; plain steps in a row
-        self._stepped = -1  # the number of the optimizer that stepped last
+        self._stepped: set[int] = set()  # the numbers of the optimizers that stepped
 
     def watch(self, parameters: Iterable[Any]) -> None:
         """Look at a few parameters of a model, or of an optimizer, from the first to the last."""
@@ -98,10 +98,14 @@ class Adding:
             del self._looked_at[number]
 
     def step_ended(self, optimizer: int) -> None:
-        """Count the steps in a row of one optimizer that have one pass each."""
-        is_plain = self._passes == 1 and self._stepped in (optimizer, -1)
+        """Count the steps in a row that have one pass each, in a job of one optimizer.
+
+        Another one may take a step after several of this one, as in a GAN.
+        """
+        self._stepped.add(optimizer)
+        is_plain = self._passes == 1 and len(self._stepped) == 1
         self._plain = self._plain + 1 if is_plain else 0
-        self._stepped, self._passes = optimizer, 0
+        self._passes = 0
 
     def pass_begins(self) -> None:
         """Remember how parameters and gradients are before a pass."""
