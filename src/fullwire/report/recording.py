@@ -24,7 +24,7 @@ from fullwire.timeline.summary import (
     processor_use,
     summarised,
 )
-from fullwire.units import show_bytes, show_rate, show_time
+from fullwire.units import show_bytes, show_count, show_rate, show_time
 from fullwire.words import sentence as in_words
 
 _LABEL = 17  # columns before the text of a line
@@ -57,7 +57,7 @@ def _summary(path: Path) -> Iterator[str]:
     parts = read_parts(path, only=("spans", "gradients", "collectives"))
     probes = [0]
     summary = summarised(windows.seen_in(_counting_probes(parts, probes)))
-    ranks = f"{summary.ranks} rank{'' if summary.ranks == 1 else 's'}"
+    ranks = show_count(summary.ranks, "rank")
     if summary.step_s is None:
         yield f"fullwire: {ranks}, no steps"
     else:
@@ -67,10 +67,10 @@ def _summary(path: Path) -> Iterator[str]:
         which += left_out(summary.left_out)
         is_mean = kept > 1 or summary.left_out or summary.kinds > 1
         yield (
-            f"fullwire: {ranks}, {summary.steps:,} step{'' if summary.steps == 1 else 's'} of "
+            f"fullwire: {ranks}, {show_count(summary.steps, 'step')} of "
             f"{show_time(summary.step_s)}"
             + (f" ({which})" if is_mean else "")
-            + (f", and {max(probes)} probe steps" if max(probes) else "")
+            + (f", and {show_count(max(probes), 'probe step')}" if max(probes) else "")
         )
     if (summary.passes or 1) > 1:
         add_up, is_mean = passes_add_up(run), summary.kinds > 1
