@@ -194,6 +194,10 @@ MEANINGS: Mapping[str, str] = {
     "of more nodes. The interval holds both answers.",
     "open_of_nics": "What no table tells of the NICs, and the interval holds: their `rate`, "
     "their `count` in a node that is not full, or that they may be `faster`.",
+    "stated_startup_s": "The start-up of large messages that the cluster states. The usual "
+    "protocols' start-ups follow it; 0 where it states none, or has tables.",
+    "times_packed": "How many times as long ranks in their order take as packed ones, by "
+    "transfers alone; null for packed ranks, and where no table gave the time.",
     "rests_on_least": "Whether the time is by a rate within a node that may be higher. Then the "
     "interval reaches down to the fastest known links.",
     # ---- plan

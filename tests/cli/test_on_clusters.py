@@ -15,8 +15,12 @@ from hypothesis import strategies as st
 import fullwire as fw
 from fullwire.clusters import cluster, names
 from fullwire.clusters.cluster import Cluster, Nics, OtherHost, one_switch
+from fullwire.collectives.library import FITTED_OPS
+from fullwire.collectives.playing import TunedTime
 from fullwire.errors import UsageError
+from fullwire.findings.collective import collective_findings
 from fullwire.report.cluster import cluster_sentence, drawing, print_cluster, some
+from fullwire.units import show_time
 from fullwire.words import sentences
 from tests.conftest import Cli
 from tests.strategies import cases, fabrics
@@ -120,6 +124,57 @@ def test_a_cluster_without_a_startup_has_the_usual_one_and_the_answer_says_so() 
     told = "dgx-h100 states no start-up: each collective takes 56 us more"
     assert any(told in note for note in usual.warnings)
     assert not any("start-up" in note for note in without.warnings)
+
+
+@pytest.mark.parametrize("op", FITTED_OPS)
+def test_a_stated_startup_changes_the_startup_alone(op: str) -> None:
+    """Two descriptions of one machine, of which one states a start-up, once differed twofold."""
+    machine = cluster("nd-a100-v4", 2)
+    for startup_s in (1e-6, 45e-6, 86e-6):
+        stated = dataclasses.replace(machine, startup_s=startup_s)
+        for size in ("16KiB", "1GiB"):
+            without = fw.collective(op, bytes=size, cluster=machine)
+            found = fw.collective(op, bytes=size, cluster=stated)
+            assert abs(found.time_s - without.time_s) <= abs(startup_s - 45e-6) * (1 + 1e-9)
+        assert found.interval is not None
+        assert found.interval.low_s < without.time_s < found.interval.high_s
+        told = " ".join(sentences([*collective_findings(found)]))
+        assert f"nd-a100-v4 states a start-up of {show_time(startup_s)}" in told
+        assert "states no start-up" not in told
+
+
+@pytest.mark.parametrize("size", ["1MiB", "1GiB"])
+def test_scattered_ranks_are_timed_as_packed_ones_are(size: str) -> None:
+    """Libraries' protocols were once left out of their time alone, so that they looked quicker."""
+    for name, nodes in (("dgx-h100", 40), (TWO_TO_ONE, None)):
+        asked: dict[str, Any] = {"bytes": size, "cluster": name, "nodes": nodes}
+        packed = fw.collective("allreduce", **asked)
+        scattered = fw.collective("allreduce", placement="scattered", **asked)
+        assert scattered.level == packed.level == "usual"
+        assert scattered.time_s >= packed.time_s * (1 - 1e-9)
+        assert scattered.times_packed == pytest.approx(scattered.time_s / packed.time_s)
+        assert scattered.interval is not None
+        assert scattered.interval.low_s <= packed.time_s <= scattered.interval.high_s
+        told = " ".join(sentences([*collective_findings(scattered)]))
+        assert "Ranks in this order take" in told
+        assert packed.times_packed is None
+    auto = fw.collective("allreduce", algorithm="auto", placement="scattered", **asked)
+    assert isinstance(auto, TunedTime)
+    assert auto.time_s <= scattered.time_s
+    assert auto.library_ways
+
+
+@pytest.mark.parametrize("name", sorted(names()))
+def test_no_interval_begins_below_the_time_of_all_bytes_at_the_line_rate(name: str) -> None:
+    for nodes in (2, 4, 8):
+        machine = cluster(name, nodes)
+        if machine.is_torus:
+            continue
+        found = fw.collective("alltoall", bytes="4GiB", cluster=machine)
+        assert found.interval is not None
+        away = 1 - 1 / nodes  # the share of a device's bytes that leaves its node
+        on_nics = machine.nics.rate_bps * machine.nics_per_node / machine.devices_per_node
+        assert found.interval.low_s >= 8 * 2**32 / machine.devices * away / on_nics * (1 - 1e-9)
 
 
 def test_what_is_not_said_is_as_the_cluster_has_it() -> None:

@@ -195,7 +195,7 @@ def test_auto_tries_the_adding_switches_of_nodes_or_says_why_not() -> None:
     assert "nvls beyond" in sentence(by_size(within.tuning.ranges))
     played = fw.collective("allreduce", workers=16, level="event", **asked)
     assert isinstance(played, TunedTime)
-    assert "or public ones where no start-up is stated" in played.left_out["nvls-tree"]
+    assert "a fitted cluster, or public ones. None does with" in played.left_out["nvls-tree"]
     assert not played.library_ways
     with pytest.raises(fw.UsageError, match=r"nvls has no transfers to play.*NVLink SHARP"):
         fw.collective("allreduce", workers=8, **{**asked, "algorithm": "nvls"})

@@ -429,6 +429,18 @@ def test_a_fit_that_fills_little_of_the_stated_nics_says_so(
     assert not any("of the NICs' stated rate" in doubt for doubt in undescribed.doubts)
 
 
+@pytest.mark.parametrize(("faster", "is_told"), [(1.0, False), (1.45, True)])
+def test_a_fit_that_fills_more_than_the_stated_nics_says_so(
+    tmp_path: Path, faster: float, is_told: bool
+) -> None:
+    path = tmp_path / "allreduce.csv"
+    rows = [(2**24, 258), (2**27, 1500), (2**30, 11400)]
+    lines = [f"allreduce,64,{size},{time_us / faster}" for size, time_us in rows]
+    path.write_text("op,ranks,size_bytes,time_us\n" + "\n".join(lines) + "\n")
+    fit = fw.fit_cluster([path], cluster="nd-a100-v4")
+    assert any("no NIC carries more than 100%" in doubt for doubt in fit.doubts) == is_told
+
+
 @pytest.mark.parametrize(
     ("op", "sizes"), [("allreduce", (2**22, 2**24)), ("alltoall", (2**30, 2**33))]
 )

@@ -37,6 +37,7 @@ from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import beginning_of, name_of, opened_plain, path_of
 from fullwire.findings.collective import (
     FillsLittle,
+    FillsMore,
     FitIsOff,
     FittedTo,
     RateOfBench,
@@ -117,6 +118,8 @@ class ClusterFit:
         )
         if share < _LITTLE and is_described and is_of_many:
             doubts.append(FillsLittle(share=share))
+        if share > _MOST_PAST_LINE_RATE and is_described and is_of_many:
+            doubts.append(FillsMore(share=share))
         if self.cluster.inside is not None and self.cluster.inside.rate_is_least:
             doubts.append(RestsOnLeastRate())
         return (*map(sentence, doubts), *(f"{problem}." for problem in self.problems))

@@ -126,17 +126,14 @@ def collective(
         if order is not None:
             raise UsageError("order: expected either an order, or ranks scattered over the leaves")
         order = [int(device) for device in scattered(where)[:among]]
-    states_startup = where.startup_s > 0 or where.is_flat
+    is_one_switch = replace(where, startup_s=0.0).is_flat
     has_library = op in FITTED_OPS and not where.is_torus and level is None
-    by_library = has_library and (chunks, order, reduce_cost) == (1, None, None)
-    has_protocols = not states_startup if where.measured is None else servers == 1
+    by_library = has_library and (chunks, reduce_cost) == (1, None)
+    has_protocols = not is_one_switch if where.measured is None else servers == 1
     check_conditions(chunks, chunk_order, level or "event")
-    if by_library and algorithm is None and has_protocols:
-        return _by_library(op, where, size, among or where.devices)
-    library_on = where if by_library and cluster is not None and has_protocols else None
-    if has_library and not states_startup:
+    library_on = where if by_library and has_protocols else None
+    if has_library and not is_one_switch:
         where = with_large(where, where.measured or usual(where), op)
-    algorithm = algorithm or usual_algorithm(op, where)
     how: dict[str, Any] = {"chunk_order": chunk_order, "level": level or "event", "adds": adds}
     how |= {"workers": among, "order": order, "servers": servers, "told": progress}
     question = _Asked(
@@ -149,7 +146,7 @@ def collective(
         how=how,
         chunks=chunks,
     )
-    return question.by_name(algorithm) if algorithm != AUTO else question.quickest()
+    return question.answered(algorithm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,14 +191,77 @@ class _Asked:
 
         return min(self.by_protocol, key=whole_s)
 
+    def answered(self, name: str | None) -> CollectiveTime:
+        """Time the algorithm of this name; without one, as a library takes it, if that is known."""
+        if name is None and self.library_on is not None:
+            return self.by_library()
+        name = name or usual_algorithm(self.op, self.where)
+        return self.by_name(name) if name != AUTO else self.quickest()
+
     def by_name(self, name: str) -> CollectiveTime:
         """Time an algorithm that is asked for: by the cluster's own tables if its library has it.
 
         Without an algorithm, and among others, the tables give its time as well.
         """
         is_fitted = self.library_on is not None and self.library_on.measured is not None
-        return (
-            self.in_best_way(name) if is_fitted and name in self.library_ways else self.timed(name)
+        by_library = is_fitted and name in self.library_ways
+        return self.by_library(name) if by_library else self.timed(name)
+
+    def by_library(self, name: str | None = None) -> CollectiveTime:
+        """Time it as libraries take it, and ranks in another order by the ratio that they play in.
+
+        No table is of them. A library sorts the ranks of a node, so they may take what packed ones
+        take.
+        """
+        packed = self.among_packed(name)
+        if self.how["order"] is None or packed.interval is None or not packed.time_s:
+            return packed
+        can_play = packed.algorithm in self.tried
+        played = packed.algorithm if can_play else usual_algorithm(self.op, self.where)
+        alike = replace(self, how={**self.how, "order": None})
+        times = self.timed(played).time_s / alike.timed(played).time_s
+        low_s = packed.interval.low_s * min(times, 1.0)
+        high_s = packed.interval.high_s * max(times, 1.0)
+        return replace(
+            packed,
+            time_s=packed.time_s * times,
+            bus_bandwidth_bps=packed.bus_bandwidth_bps / times,
+            interval=Between(low_s=low_s, high_s=high_s),
+            times_packed=times,
+        )
+
+    def among_packed(self, name: str | None = None) -> CollectiveTime:
+        """Time it among packed ranks by the tables of the cluster, or of others like it."""
+        op, size, workers, where = self.op, self.size_bytes, self.among, self.library_on
+        assert where is not None
+        library = library_time(op, where, size, workers, name)
+        check_times(op, time=library.time_s)
+        return CollectiveTime(
+            op=op,
+            algorithm=library.algorithm,
+            workers=workers,
+            bytes=size,
+            bandwidth_bps=where.nics.rate_bps,
+            latency_s=where.nics.latency_s,
+            chunks=1,
+            chunk_order="pipelined",
+            level="usual" if where.measured is None else "tables",
+            time_s=library.time_s,
+            bus_bandwidth_bps=8 * size * bus_factor(op, workers) / library.time_s
+            if library.time_s
+            else 0.0,
+            transfers=None,
+            cluster=where.name,
+            busiest=library.busiest,
+            protocol=library.protocol,
+            tables_lack=library.lacks,
+            may_take=library.may_take,
+            may_add=library.may_add,
+            pair_is_open=library.pair_is_open,
+            open_of_nics=library.open_of_nics,
+            rests_on_least=library.rests_on_least,
+            stated_startup_s=where.startup_s if where.measured is None else 0.0,
+            interval=Between(low_s=library.low_s, high_s=library.high_s),
         )
 
     @property
@@ -235,7 +295,7 @@ class _Asked:
                 for name in tried
             }
             times_s = or_in_chunks(over_links(costs, adds), in_chunks)
-        if library_ways and self.library_on is not None:
+        if library_ways and self.library_on is not None and order is None:
             times_s = or_as_libraries(times_s, op, self.library_on, self.among)
         left_out, inside = {}, where.inside
         can_add = op == "allreduce" and self.among > 1 and inside is not None and inside.can_add
@@ -252,7 +312,7 @@ class _Asked:
         elif can_add and not library_ways:
             left_out[by_switches] = (
                 "tables time switches that add within a node: those of a fitted cluster, or public "
-                "ones where no start-up is stated. None does with chunks, an order, a level, "
+                "ones. None does with chunks, a level, "
                 "several servers or --reduce-cost"
             )
         names = (*dict.fromkeys((*tried, *library_ways)),)
@@ -271,7 +331,7 @@ class _Asked:
         """Return the algorithm that the library of a fitted cluster takes, by its tables."""
         if self.library_on is None or self.library_on.measured is None or self.among == 1:
             return None
-        return library_time(self.op, self.library_on, self.size_bytes, self.among).algorithm
+        return self.by_library().algorithm
 
     def in_best_way(self, name: str) -> CollectiveTime:
         """Time an algorithm as libraries take it, and played, and return the quicker.
@@ -280,7 +340,7 @@ class _Asked:
         """
         times = []
         if name in self.library_ways and self.library_on is not None:
-            times.append(_by_library(self.op, self.library_on, self.size_bytes, self.among, name))
+            times.append(self.by_library(name))
             if self.library_on.measured is not None:
                 return times[0]
         if name in self.tried:
@@ -340,40 +400,6 @@ def _folded(op: str) -> str:
     if not isinstance(op, str):
         raise UsageError(f"collective: expected one of {', '.join(OPS)}, got {shown(op)}")
     return op.lower().replace("-", "").replace("_", "")
-
-
-def _by_library(
-    op: str, where: Cluster, size: int, workers: int, algorithm: str | None = None
-) -> CollectiveTime:
-    """Time a collective by the tables of the cluster, or of others like it."""
-    library = library_time(op, where, size, workers, algorithm)
-    check_times(op, time=library.time_s)
-    return CollectiveTime(
-        op=op,
-        algorithm=library.algorithm,
-        workers=workers,
-        bytes=size,
-        bandwidth_bps=where.nics.rate_bps,
-        latency_s=where.nics.latency_s,
-        chunks=1,
-        chunk_order="pipelined",
-        level="usual" if where.measured is None else "tables",
-        time_s=library.time_s,
-        bus_bandwidth_bps=8 * size * bus_factor(op, workers) / library.time_s
-        if library.time_s
-        else 0.0,
-        transfers=None,
-        cluster=where.name,
-        busiest=library.busiest,
-        protocol=library.protocol,
-        tables_lack=library.lacks,
-        may_take=library.may_take,
-        may_add=library.may_add,
-        pair_is_open=library.pair_is_open,
-        open_of_nics=library.open_of_nics,
-        rests_on_least=library.rests_on_least,
-        interval=Between(low_s=library.low_s, high_s=library.high_s),
-    )
 
 
 def _where(

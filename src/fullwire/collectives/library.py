@@ -93,7 +93,8 @@ class Needs:
     ring, a byte takes `pair_s` more. Where it sends half, a byte takes `half_share` of that more:
     the busiest of two nodes has one edge, and others have more. With `by_switch`, the switches of
     the nodes add. Libraries do that by their protocol for large messages only, and point to point
-    not by that for small ones: `first_protocol` counts those that are left out.
+    not by that for small ones: `first_protocol` counts those that are left out. `copied_s` is the
+    part of `inside_s` that no link carries.
     """
 
     inside_hops: float
@@ -105,6 +106,7 @@ class Needs:
     first_protocol: int = 0
     pair_s: float = 0.0
     half_share: float = 0.0
+    copied_s: float = 0.0
 
     def byte_s(self, measured: Measured, protocol: Protocol) -> tuple[float, float]:
         """Return the time of a byte on the links within a node, and on those between nodes."""
@@ -161,6 +163,7 @@ def needs(
                 inside_s=inside * (through - 1 + _OWN_SHARE) / workers,
                 between_s=pairs_s,
                 first_protocol=FIRST_IN_PAIRS,
+                copied_s=inside * _OWN_SHARE / workers,
             )
         }
     rounds = {"allreduce": 2, "broadcast": 1}.get(op, 1)
@@ -174,6 +177,7 @@ def needs(
         between_hops=between_hops,
         inside_s=inside * (sent + own),
         between_s=ring_s * sent,
+        copied_s=inside * own,
     )
     if op != "allreduce":
         return {ring: around}
@@ -415,6 +419,9 @@ def _time_by(
     may_be_cloud = is_unknown and workers > cluster.devices_per_node
     inside_s, between_s = of_algorithms[way].byte_s(measured, protocol)
     low_s, high_s = time_s / off, time_s * off
+    links_s = [max(way.inside_s - way.copied_s, way.between_s) for way in of_algorithms.values()]
+    if sizes[0] * min(links_s) < time_s:  # no library is quicker than links at their full rate
+        low_s = max(low_s, sizes[0] * min(links_s))
     for end in ends:
         # A ring has another name among other numbers of NICs.
         there = dict(zip(every, needs(op, end, workers, measured).values(), strict=True))

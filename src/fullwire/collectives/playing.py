@@ -60,7 +60,9 @@ class CollectiveTime(Result):
     tree, and `may_add` one where nothing tells whether the switches in the nodes add. The interval
     holds their times, too. With `pair_is_open` it also holds both answers to the question whether
     two nodes send half as much as more do. `open_of_nics` names what no table tells of the NICs.
-    With `rests_on_least` the links within a node may be faster than the cluster says.
+    With `rests_on_least` the links within a node may be faster than the cluster says. At level
+    "usual" `stated_startup_s` is the start-up that the cluster states for large messages, or 0.
+    `times_packed` is how many times as long ranks in their order take as packed ones, when played.
     """
 
     op: str
@@ -88,6 +90,8 @@ class CollectiveTime(Result):
     pair_is_open: bool = False
     open_of_nics: OpenOfNics | None = None
     rests_on_least: bool = False
+    stated_startup_s: float = 0.0
+    times_packed: float | None = None
 
     def _in_short(self) -> Iterator[str]:
         where = "" if self.cluster is None else f" on {self.cluster}"

@@ -68,8 +68,9 @@ _CLEARLY_MORE, _ABOUT_AS_MUCH = 1.4, 0.8
 def usual(cluster: Cluster) -> Measured:
     """Return the usual protocols on links of these kinds, for a machine without tables.
 
-    The description's payload shares and long latencies between nodes stay. A tree of two nodes
-    sends half where NICs hold it up (`half_weight`).
+    The description's start-up, payload shares and long latencies between nodes stay. The stated
+    start-up is that of large messages: the quicker protocols' ones are to it as they usually are. A
+    tree of two nodes sends half where NICs hold it up (`half_weight`).
     """
     own = 1.0 if cluster.inside is None else cluster.inside.payload_share
     nics, large = cluster.nics, USUAL_PROTOCOLS[-1]
@@ -87,6 +88,7 @@ def usual(cluster: Cluster) -> Measured:
             )
             switch_share = share
             break
+    starts_s = cluster.startup_s or protocols[-1].startup_s
     half = half_weight(nics.rate_bps * nics.per_node, cluster.inside)
     inside = own / protocols[-1].inside_share if own != 1 else 1.0
     faster = (nics.rate_bps - _SLOW_NIC_BPS) / (_FAST_NIC_BPS - _SLOW_NIC_BPS)
@@ -97,6 +99,7 @@ def usual(cluster: Cluster) -> Measured:
         protocols=tuple(
             replace(
                 protocol,
+                startup_s=protocol.startup_s * starts_s / protocols[-1].startup_s,
                 between_hop_s=protocol.between_hop_s * factor + beyond_s,
                 inside_share=protocol.inside_share * inside,
                 between_share=protocol.between_share * between,

@@ -9,6 +9,8 @@ from fullwire.collectives.playing import CollectiveTime, TunedTime
 from fullwire.collectives.tuning import Range
 from fullwire.findings.finding import Finding
 
+_TOLD_APART = 0.005  # less is printed as one time
+
 
 class InClosedForm(Finding):
     """A formula gave the time of the collective."""
@@ -153,6 +155,38 @@ class UsualStartUp(Finding):
     )
 
     cluster: str | None
+
+
+class UsualProtocols(Finding):
+    """The cluster states its start-up, and public tables gave the protocols beside it."""
+
+    template = (
+        "{cluster} states a start-up of {startup_s:time}, which large messages take. Protocols are "
+        "medians of public tables of its kind of link, and quicker ones keep their ratio to that "
+        "start-up. `fullwire cluster fit` takes all from your own tables; --level event plays "
+        "transfers alone."
+    )
+
+    cluster: str | None
+    startup_s: float
+
+
+class AsPacked(Finding):
+    """Ranks in another order, or scattered over leaves, take the time of packed ones."""
+
+    template = "Ranks in this order take as long as packed ones, of which tables are."
+
+
+class InAnotherOrder(Finding):
+    """Tables are of packed ranks, and the transfers of these ranks take longer or shorter."""
+
+    template = (
+        "Ranks in this order take {times:.3g} times as long as packed ones, by transfers alone. "
+        "Tables are of packed ranks, so their time is multiplied by that. The interval also holds "
+        "the time of packed ranks."
+    )
+
+    times: float
 
 
 class ExpectedBetween(Finding):
@@ -377,7 +411,13 @@ def collective_findings(result: CollectiveTime) -> Iterator[Finding]:
     yield from about_nics(result.open_of_nics)
     if result.rests_on_least:
         yield RestsOnLeastRate()
-    if result.level == "usual" and result.workers > 1:
+    if result.times_packed is not None and abs(result.times_packed - 1) < _TOLD_APART:
+        yield AsPacked()
+    elif result.times_packed is not None:
+        yield InAnotherOrder(times=result.times_packed)
+    if result.level == "usual" and result.workers > 1 and result.stated_startup_s:
+        yield UsualProtocols(cluster=result.cluster, startup_s=result.stated_startup_s)
+    elif result.level == "usual" and result.workers > 1:
         yield UsualStartUp(cluster=result.cluster)
     if result.busiest_share is not None:
         yield BusiestLinks(
@@ -463,6 +503,18 @@ class FillsLittle(Finding):
         "Large messages fill {share:.0%} of the NICs' stated rate. On public tables they fill 60% "
         "to 96%, so the library may use only a part of the NICs. NCCL_DEBUG=INFO names those that "
         "it uses."
+    )
+
+    share: float
+
+
+class FillsMore(Finding):
+    """Large messages take more of the NICs than the description states."""
+
+    template = (
+        "Large messages fill {share:.0%} of the NICs' stated rate, and no NIC carries more than "
+        "100%. Either switches between nodes add (SHARP), or nics.rate, nics.per_node or the "
+        "number of ranks is not that of the tables."
     )
 
     share: float

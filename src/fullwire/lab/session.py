@@ -412,7 +412,9 @@ class _Job:
             if not is_by_chance:
                 self._listed.remove(fault)
             elif fault.kind == "kill":
-                if self._ends_at_s is not None or not self._runs_on(fault.host):
+                host_of = self._lab.description.host_of
+                runs = any(host_of(rank) == fault.host for rank in self._running)
+                if self._ends_at_s is not None or not runs:
                     continue
                 self._killed[fault.host] = now_s + RESTARTS_S
             self._note(fault, time.monotonic_ns())
@@ -422,9 +424,6 @@ class _Job:
             elif fault.kind == "restore":
                 self._paused.discard(fault.host)
             self._say(f"{show_time(fault.at_s)}: {fault}")
-
-    def _runs_on(self, host: int) -> bool:
-        return any(self._lab.description.host_of(rank) == host for rank in self._running)
 
     def _after_s(self, fault: Fault) -> float:
         return fault.at_s * self._lab.description.dilation
