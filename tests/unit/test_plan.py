@@ -127,6 +127,35 @@ def test_a_slower_network_has_its_own_best_plan() -> None:
     assert result.half_bandwidth.bandwidth_bps == 200e9
 
 
+def test_the_whole_answer_is_for_a_single_other_network() -> None:
+    """The best plan was once that of the described NICs, with the other network in one row."""
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 2, "global_batch": 64}
+    described = fw.plan("llama3-8b", **asked)
+    slow = fw.plan("llama3-8b", bandwidth="1Gbps", **asked)
+    (row,) = slow.networks
+    assert row.plan is not None
+    assert row.bandwidth_bps == 1e9
+    assert slow.best.step_s == row.plan.step_s > 2 * described.best.step_s
+    assert slow.half_bandwidth is not None
+    assert slow.half_bandwidth.bandwidth_bps == 0.5e9
+    several = fw.plan("llama3-8b", bandwidth="1Gbps,400Gbps", **asked)
+    assert several.best.step_s == described.best.step_s
+    first, second = several.networks
+    assert first.plan is not None
+    assert second.plan is not None
+    assert (first.plan.step_s, second.plan.step_s) == (slow.best.step_s, described.best.step_s)
+
+
+def test_a_cluster_that_is_as_good_as_the_best_is_said_to_be(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: dict[str, Any] = {"cluster": "dgx-h100,dgx-h100", "nodes": 2, "global_batch": 64}
+    for objective, told in (("step", "as long"), ("cost", "as many device-hours")):
+        print_plan(fw.plan("llama3-8b", objective=objective, **asked))
+        said = capsys.readouterr().out
+        assert f"Best of 2 clusters: dgx-h100. dgx-h100 takes {told}." in said
+
+
 def test_other_clusters_and_oversubscription_are_compared() -> None:
     clusters = fw.plan("llama3-8b", **{**ASKED, "cluster": "dgx-h100,dgx-a100"}).networks
     assert [there.cluster for there in clusters] == ["dgx-h100", "dgx-a100"]
@@ -796,7 +825,7 @@ def test_memory_that_a_device_cannot_have_is_ignored_and_told() -> None:
         ({"global_batch": 0}, "global batch: expected a whole number from 1"),
         (
             {"nodes": 11, "global_batch": 64},
-            "got 64 on 88 devices \\(it fits 8 nodes\\). The nearest is 66",
+            "got 64 on 88 devices \\(it is one on 8 nodes\\). The nearest is 66",
         ),
     ],
 )
@@ -1097,7 +1126,7 @@ def test_a_fixed_degree_that_other_degrees_do_not_leave_is_told_with_what_helps(
 
 def test_a_batch_that_is_too_small_for_a_cluster_names_the_nodes_that_it_fits() -> None:
     asked: dict[str, Any] = {"cluster": "dgx-h100", "seq": 8192, "top": 1, "global_batch": 8}
-    fits = r"of dp, got 8 on 256 devices \(it fits 8 nodes\)\. The nearest is 32$"
+    fits = r"of dp, got 8 on 256 devices \(it is one on 8 nodes\)\. The nearest is 32$"
     for size in ({"nodes": 32}, {"devices": 256}):
         with pytest.raises(UsageError, match=fits):
             fw.plan("llama3-8b", **{**asked, **size}, fix="tp=2,pp=4,cp=1")
@@ -1114,6 +1143,18 @@ def test_a_batch_that_is_too_small_for_a_cluster_names_the_nodes_that_it_fits() 
                 nodes=32,
                 fix=f"tp=1,pp=1,cp=1,{fix}",
             )
+
+
+def test_memory_is_named_where_it_refuses_the_nearest_batch_too() -> None:
+    """On 13 nodes, dp is a multiple of 13. No batch of such plans fits in the devices."""
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "global_batch": 2048, "seq": 8192}
+    with pytest.raises(
+        UsageError, match=r"memory: no plan fits .* expected 14 nodes instead of 13"
+    ):
+        fw.plan("llama3-405b", nodes=13, **asked)
+    assert fw.plan("llama3-405b", nodes=14, **asked).plans
+    with pytest.raises(UsageError, match=r"global batch: .* \(it is one on 16 nodes\)"):
+        fw.plan("llama3-405b", nodes=26, **asked)
 
 
 def test_a_part_of_an_hour_is_told_as_it_was_asked_for(
@@ -1147,7 +1188,7 @@ def test_a_model_that_is_too_large_names_nodes_on_which_it_fits() -> None:
     assert fw.plan("llama3-70b", nodes=3, **asked).best.pp == 3  # 27, 27 and 26 layers
     with pytest.raises(UsageError, match="expected 14 nodes instead of 1"):
         fw.plan("llama3-405b", nodes=1, **asked)
-    with pytest.raises(UsageError, match="nearest is 260"):  # memory alone might do
+    with pytest.raises(UsageError, match="expected 14 nodes instead of 13"):  # not batch 260
         fw.plan("llama3-405b", nodes=13, **asked)
 
 

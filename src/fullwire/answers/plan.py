@@ -19,7 +19,9 @@ from fullwire.answers.plan_goodput import Troubles, between_failures, restart_ti
 from fullwire.answers.plan_measured import measured_steps
 from fullwire.answers.plan_networks import (
     USUAL_HOURS,
+    OtherNetwork,
     Work,
+    asked_networks,
     assumptions,
     best_cluster,
     device_of,
@@ -28,6 +30,7 @@ from fullwire.answers.plan_networks import (
     networks_of,
     on_devices,
     on_half,
+    on_network,
     training_of,
     with_devices,
 )
@@ -133,9 +136,8 @@ def plan(
     - `objective`: `"step"`, `"cost"` (device-hours a token, on some of the nodes too), or
       `"goodput"` (with failures).
     - `fix`: degrees that are decided, `"tp=8,pp=4"`.
-    - `top`: how many plans the answer holds.
-    - `why`: also tell the worth of each choice of the best plan.
-    - `bandwidth`, `oversubscription`: other NICs and networks, each with its own best plan.
+    - `top`, `why`: how many plans the answer holds; also tell the worth of the best one's choices.
+    - `bandwidth`, `oversubscription`: of another network; several are compared.
     - `hours`: of training without failures on the best cluster. `failures` (device-hours between
       two), `storage` (rate of checkpoints) and `restart` (its time) may be ranges, `"500-2000"`.
     - `synchronous_checkpoints`: training waits while a checkpoint is written.
@@ -166,23 +168,31 @@ def plan(
         cluster, nodes, idle = _target(known, cluster, nodes, other)
     asked = model, nodes, global_batch, seq, precision, device, objective, fix, known, other, idle
     questions = [_asked(here, *asked) for here in _clusters(cluster)] or [_asked(None, *asked)]
+    wanted, only = asked_networks(bandwidth, oversubscription, is_recorded=known is not None)
     troubles = _troubles(failures, storage, restart, synchronous_checkpoints)
     training = training_of(hours, price, troubles, objective)
     with crew(on) as those:
-        compared = found_each(_with_measured(questions, calibrate, troubles), those)
+        compared = found_each(_with_measured(questions, calibrate, troubles, only), those)
         searches, others = best_cluster(compared)
         work = Work.of_best(searches, training)
-        networks = networks_of(compared, bandwidth, oversubscription, work, those)
+        networks = networks_of(compared, wanted, only, work, those)
     return _answer(searches, count(top, "top"), work, why=why, networks=networks, others=others)
 
 
 def _with_measured(
-    questions: Sequence[Question], calibrate: str | Path | None, troubles: Troubles
+    questions: Sequence[Question],
+    calibrate: str | Path | None,
+    troubles: Troubles,
+    only: OtherNetwork | None,
 ) -> list[Question]:
-    """Add what was measured: failures and checkpoints, and steps that correct the prices."""
+    """Add what was measured: failures and checkpoints, and steps that correct the prices.
+
+    The steps were measured on the described network, also where another one is asked about.
+    """
     asked = [replace(each, troubles=troubles) for each in questions]
+    there = asked if only is None else [on_network(each, only) for each in asked]
     if calibrate is None:
-        return asked
+        return there
     question, path = asked[0], Path(calibrate)
     devices = question.cluster.devices
     table = measured_steps(
@@ -202,7 +212,7 @@ def _with_measured(
     if table.unmeasured:
         unread.append(RowsUnmeasured(lines=table.unmeasured))
     about = (*notes, *unread)
-    return [replace(each, calibration=measured, notes=(*each.notes, *about)) for each in asked]
+    return [replace(each, calibration=measured, notes=(*each.notes, *about)) for each in there]
 
 
 def _answer(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import TypeAlias
 
 from fullwire.answers.conditions import OneOrMany, Price, rate, read_price, several
 from fullwire.answers.plan_goodput import USUAL_TROUBLES, Troubles
@@ -54,6 +55,7 @@ from fullwire.units import count, ratio, seconds, shown
 from fullwire.workloads.accelerators import Accelerator, accelerator
 from fullwire.workloads.stage_memory import GIB
 
+OtherNetwork: TypeAlias = "tuple[float | None, float | None]"  # rate of NICs, oversubscription
 USUAL_HOURS = 24.0  # of training, where goodput is asked for and no hours are given
 _MESSAGES = {  # by kind
     "tp": "messages of tensor parallelism",
@@ -338,24 +340,43 @@ def best_cluster(compared: Sequence[Found]) -> tuple[list[Searched], tuple[Other
     return compared[best].searches, others
 
 
+def asked_networks(
+    bandwidth: OneOrMany, oversubscription: OneOrMany, *, is_recorded: bool
+) -> tuple[tuple[OtherNetwork, ...], OtherNetwork | None]:
+    """Return the networks that are asked about, and the one that the whole answer is for.
+
+    A single network replaces the described one. Beside a recording it is compared with that.
+    """
+    if bandwidth is None and oversubscription is None:
+        return (), None
+    rates = (None,) if bandwidth is None else several(bandwidth, rate)
+    ratios = (None,) if oversubscription is None else several(oversubscription, _oversubscription)
+    wanted = tuple(product(rates, ratios))
+    return wanted, wanted[0] if len(wanted) == 1 and not is_recorded else None
+
+
+def on_network(question: Question, network: OtherNetwork) -> Question:
+    """Ask the same on another network."""
+    return replace(question, cluster=_with_network(question.cluster, *network))
+
+
 def networks_of(
     compared: Sequence[Found],
-    bandwidth: OneOrMany,
-    oversubscription: OneOrMany,
+    wanted: Sequence[OtherNetwork],
+    only: OtherNetwork | None,
     work: Work,
     those: Crew,
 ) -> tuple[OnNetwork, ...]:
-    """Search on each network anew: another network may have another best plan."""
-    if bandwidth is None and oversubscription is None:
-        return tuple(_on_network(one, work) for one in compared) if len(compared) > 1 else ()
-    rates = (None,) if bandwidth is None else several(bandwidth, rate)
-    ratios = (None,) if oversubscription is None else several(oversubscription, _oversubscription)
-    asked = [
-        replace(one.question, cluster=_with_network(one.question.cluster, rate_bps, over))
-        for one in compared
-        for rate_bps, over in product(rates, ratios)
-    ]
-    return tuple(_on_network(one, work) for one in found_each(asked, those))
+    """Return what was found on each cluster or network, if there are several or others are wanted.
+
+    - `only`: the wanted one if there is one. The clusters were searched on it.
+    """
+    if not wanted and len(compared) == 1:
+        return ()
+    if wanted and only is None:  # another network may have another best plan
+        asked = [on_network(one.question, other) for one in compared for other in wanted]
+        compared = found_each(asked, those)
+    return tuple(_on_network(one, work) for one in compared)
 
 
 def _oversubscription(given: str | float) -> float:
@@ -392,7 +413,7 @@ def on_half(question: Question) -> OnNetwork | None:
     cluster = question.cluster
     if cluster.nodes == 1:
         return None
-    slow = replace(question, cluster=_with_network(cluster, cluster.nics.rate_bps / 2, None))
+    slow = on_network(question, (cluster.nics.rate_bps / 2, None))
     return _on_network(Found(question=slow, searches=[search(slow)]), None)
 
 

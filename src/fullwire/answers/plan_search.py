@@ -36,7 +36,7 @@ from fullwire.simulation.habits import (
     interval_factor,
 )
 from fullwire.simulation.plan_columns import Plans
-from fullwire.simulation.plan_space import FIXABLE, Space, every_plan
+from fullwire.simulation.plan_space import FIXABLE, BatchDoesNotDivide, Space, every_plan
 from fullwire.simulation.priced import Priced
 from fullwire.simulation.recorded_plan import Recorded
 from fullwire.simulation.step_price import Job, price
@@ -157,7 +157,10 @@ def search_or_refusal(question: Question) -> Searched | UsageError:
 
 def search(question: Question) -> Searched:
     """Price all plans on all nodes; refuse a model that no plan fits in the devices' memory."""
-    plans = _plans(question)
+    try:
+        plans = _plans(question)
+    except BatchDoesNotDivide as error:
+        raise batch_or_memory(question, error) from None
     where = question.cluster
     open_to = [with_fastest_inside(where), *nics_left_open(where, where.devices)[1]]
     priced, *ends = (
@@ -179,6 +182,18 @@ def search(question: Question) -> Searched:
         order=tuple(_distinct(plans, priced, order)),
         ends=tuple(ends),
     )
+
+
+def batch_or_memory(question: Question, error: BatchDoesNotDivide) -> UsageError:
+    """Return the reason for which there is no plan: memory, if it refuses the nearest batch too."""
+    try:
+        plans = _plans(replace(question, global_batch=error.nearest))
+    except UsageError:
+        return error
+    memory = _held(question, plans)
+    if memory.fits(question.device.memory_bytes).any():
+        return error
+    return UsageError(_too_large(question, memory, plans))
 
 
 def _plans(question: Question, fixed: Mapping[str, int | str] | None = None) -> Plans:

@@ -56,7 +56,7 @@ class Question:
     top: Annotated[int, typer.Option(help="Show so many plans")] = 20
     why: Annotated[bool, typer.Option("--why", help="The gain of each choice")] = False
     bandwidth: Annotated[
-        str | None, typer.Option(help="Other NICs, each with its best plan: 100Gbps,400Gbps")
+        str | None, typer.Option(help="NICs of another rate; several are compared: 100Gbps,400Gbps")
     ] = None
     oversubscription: Annotated[
         str | None, typer.Option(help="Other networks between the leaves: 1,2,4")

@@ -300,10 +300,14 @@ class DevicesLeftOut(Finding):
 class OnOtherCluster(Finding):
     """A compared cluster that is not the best."""
 
-    template = "{cluster} {fits:takes {times:.3g} times {measure}|has no plan that fits}"
+    template = (
+        "{cluster} {fits:takes|has no plan that fits}{differs:? {times:.3g} times}"
+        "{fits:? {measure}}"
+    )
 
     cluster: str
     fits: bool
+    differs: bool
     times: float | None  # The objective there, as times of the best plan's.
     measure: str
 

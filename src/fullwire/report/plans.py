@@ -369,18 +369,24 @@ def _degrees(one: Planned) -> str:
 
 def _best_cluster(result: PlanAnswer) -> BestCluster:
     """Return the best of the compared clusters, with the distance of the others."""
-    measure = {
-        "step": "as long",
-        "cost": "the device-hours",
-        "goodput": "as long with failures",
+    measure, as_much = {
+        "step": ("as long", "as long"),
+        "cost": ("the device-hours", "as many device-hours"),
+        "goodput": ("as long with failures", "as long with failures"),
     }[result.objective]
-    others = tuple(
-        OnOtherCluster(
-            cluster=one.cluster, fits=one.times is not None, times=one.times, measure=measure
+    others = []
+    for one in result.other_clusters:
+        differs = one.times is not None and f"{one.times:.3g}" != "1"
+        others.append(
+            OnOtherCluster(
+                cluster=one.cluster,
+                fits=one.times is not None,
+                differs=differs,
+                times=one.times,
+                measure=measure if differs else as_much,
+            )
         )
-        for one in result.other_clusters
-    )
-    return BestCluster(clusters=1 + len(others), cluster=result.cluster, others=others)
+    return BestCluster(clusters=1 + len(others), cluster=result.cluster, others=tuple(others))
 
 
 def _cost(found: Lasting) -> str:

@@ -57,6 +57,14 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
 _NARROW = ("fp8", "mxfp8", "nvfp4")
 
 
+class BatchDoesNotDivide(UsageError):
+    """No data parallelism divides the global batch."""
+
+    def __init__(self, problem: str, nearest: int = 0) -> None:
+        super().__init__(problem)
+        self.nearest = nearest  # batch that one divides
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
     """The question: a model, its batch, and devices in nodes."""
@@ -418,11 +426,12 @@ def _check_batch(space: Space, fixed: Mapping[str, int | str]) -> None:
             if is_open and share < dp
             if space.devices // dp * share % space.devices_per_node == 0
         ]
-        fits = f" (it fits {max(nodes)} node{'s' * (max(nodes) > 1)})" if nodes else ""
-        raise UsageError(
+        is_one = f" (it is one on {max(nodes)} node{'s' * (max(nodes) > 1)})" if nodes else ""
+        problem = (
             f"global batch: expected a multiple of {what}, got {space.global_batch} on "
-            f"{space.in_words}{fits}. The nearest is {batch}"
+            f"{space.in_words}{is_one}. The nearest is {batch}"
         )
+        raise BatchDoesNotDivide(problem, batch)
 
 
 def _check_stages(space: Space, fixed: Mapping[str, int | str], pp: int) -> None:
