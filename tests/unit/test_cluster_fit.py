@@ -747,6 +747,9 @@ def test_tables_that_cannot_be_fitted_are_named_with_their_reason(tmp_path: Path
     ]
     with pytest.raises(fw.UsageError, match=r"tiny\.log has only sizes below 1\.024 kB"):
         fw.fit_cluster([tiny])
+    both = written(tmp_path / "both.log", nccl_text(a_table(a_machine(), 16)) + text)
+    (reason,) = fw.fit_cluster([both]).unused  # one of the two tables of the file
+    assert f"both.log, line {both.read_text().splitlines().index(row) + 1} is of send" in reason
 
 
 def test_a_line_rate_that_a_bench_states_is_that_of_the_cluster(tmp_path: Path) -> None:

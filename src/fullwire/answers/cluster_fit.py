@@ -177,11 +177,10 @@ def fit_cluster(
         raise UsageError("cluster fit: expected at least one table")
     curves = [curve for path in tables for curve in _shown(path_of(path, "cluster fit"))]
     kept = [curve for curve in curves if not curve.why_unused]
-    unused = tuple(
-        dict.fromkeys(
-            f"{name_of(curve.path)} {curve.why_unused}" for curve in curves if curve.why_unused
-        )
-    )
+    tables_of, unused = Counter(curve.path for curve in curves), []
+    for curve in (curve for curve in curves if curve.why_unused):
+        line = f", line {curve.line}" if tables_of[curve.path] > 1 and curve.line else ""
+        unused.append(f"{name_of(curve.path)}{line} {curve.why_unused}")
     if not kept:
         raise UsageError(
             f"cluster fit: expected a table of {', '.join(FITTED_OPS)} among several ranks, and "
@@ -225,7 +224,7 @@ def fit_cluster(
         cluster=fitted_cluster,
         residuals=tuple(residuals(fitted_cluster, rows)),
         choices=tuple(_choices(fitted_cluster, rows)),
-        unused=unused,
+        unused=tuple(dict.fromkeys(unused)),
         problems=tuple(dict.fromkeys(problems)),
     )
 
