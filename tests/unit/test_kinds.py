@@ -18,7 +18,7 @@ from fullwire.report.explanation import print_explanation
 from fullwire.report.recording import recording_lines
 from fullwire.run.facts import named
 from fullwire.run.kinds import kinds_of, usual_step_s
-from fullwire.run.run import Collectives, Run
+from fullwire.run.run import Collectives, Gradients, Run
 from fullwire.run.usual import Alone, means_of_rounds, steps_of_a_round
 from fullwire.simulation.calibrate import calibrated
 from fullwire.simulation.forecast import forecaster
@@ -377,6 +377,23 @@ def test_alike_steps_that_send_more_than_their_gradients_are_predicted_by_their_
     half = dataclasses.replace(run, gradients=run.gradients.rows(run.gradients.order == 1))
     found = asked(half, bandwidth="100Mbps")
     assert found["step_s"][0] == pytest.approx(account(slower, {}).step_s, rel=0.03)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_gradients_that_a_rank_keeps_are_not_in_its_buckets(times: int) -> None:
+    """Experts are outside DDP. Their gradients were once sent, too: twice the bytes of the job."""
+    run, slower = (a_job_by_turns([1] * 24, rate_bps=rate_bps) for rate_bps in (1e9, 1e8))
+    kept = run.gradients.rows(run.gradients.order == 0)
+    more = [dataclasses.replace(kept, order=kept.order + 2 + place) for place in range(times)]
+    experts = dataclasses.replace(run, gradients=Gradients.joined([run.gradients, *more]))
+    for rate, truth in (("1Gbps", run), ("100Mbps", slower)):
+        found = asked(experts, bandwidth=rate)
+        assert found["step_s"][0] == pytest.approx(account(truth, {}).step_s, rel=0.03)
+    # A trace may have lost sums, and of a recording some may not be found.
+    lost = dataclasses.replace(
+        experts, provenance=dataclasses.replace(run.provenance, origin="imported")
+    )
+    assert asked(lost, bandwidth="100Mbps")["step_s"][0] > 1.3 * account(slower, {}).step_s
 
 
 def test_uneven_steps_that_sum_in_each_pass_are_told_to_sum_once() -> None:

@@ -254,9 +254,13 @@ def _communication(run: Run, table: Steps, workers: int, sends: Sending) -> _Sen
     if run.facts.hook is not None and sends != "nothing":
         return _by_hook(run, sent, rows.rows(is_bucket), table)
     buckets = _other_than_gradients(rows.rows(is_bucket), table)
-    # Fewer bytes may be of buckets that were not found, unless it is known what the steps send.
     is_more = buckets is not None and buckets[2].sum() > table.bytes.sum()
-    return replace(sent, buckets=buckets) if is_more or sends == "buckets" else sent
+    # Fewer bytes may be of buckets that were not found. They are not where a recording has no other
+    # sums: each rank then has gradients of its own, such as those of its experts.
+    other_bytes = float(rows.bytes[(rows.op == "allreduce") & ~is_bucket].sum())
+    whole_bytes = float(table.bytes.sum()) * len(table.numbers) * len(table.ranks)
+    is_all = run.provenance.origin == "measured" and other_bytes <= AS_MANY * whole_bytes
+    return replace(sent, buckets=buckets) if is_more or is_all or sends == "buckets" else sent
 
 
 def _other_than_gradients(buckets: Collectives, table: Steps) -> tuple[Whole, Whole, Whole] | None:
