@@ -16,9 +16,10 @@ def found(
     optimizers: list[tuple[int, int, int]],
     inferences: Sequence[tuple[int, int]] = (),
     modes: Sequence[tuple[int, int]] = (),
+    first_ns: int | None = 1,
 ) -> list[tuple[int, int]]:
-    """Return the beginning and end of each step; the first data came at 1."""
-    journal: Any = SimpleNamespace(first_ns={Note.INPUT: 1})
+    """Return the beginning and end of each step; the first data came at `first_ns`, if at all."""
+    journal: Any = SimpleNamespace(first_ns={} if first_ns is None else {Note.INPUT: first_ns})
     notes = {
         Note.OPTIMIZER: np.array(optimizers, np.int64),
         Note.INFERENCE: np.array([(0, *each) for each in inferences], np.int64).reshape(-1, 3),
@@ -56,3 +57,8 @@ def test_what_comes_after_one_of_the_steps_optimizers_is_a_part_of_it() -> None:
         assert found(TWO, inferences=between) == rounds
         assert found(TWO, modes=between) == rounds
     assert found(TWO, inferences=[(105, 110)]) == [(1, 100), (110, 200), (200, 300)]
+
+
+def test_the_first_step_of_a_job_of_optimizers_alone_takes_time() -> None:
+    """Of no time, as once of a parameter server, `compare` refused its run."""
+    assert found(ONE, first_ns=None)[:2] == [(90, 100), (100, 200)]

@@ -66,10 +66,10 @@ def found_steps(journal: Journal, notes: Mapping[int, Whole]) -> Steps:
     ends = np.fromiter(_round_ends(_outermost(notes[Note.OPTIMIZER])), np.int64)
     starts = np.empty(len(ends), np.int64)
     if len(ends):
-        end_ns = int(ends[0])
+        begun_ns = int(notes[Note.OPTIMIZER][:, 1].min())  # All that a parameter server notes.
         kinds = (Note.BACKWARD, Note.INPUT, Note.ZERO_GRAD, Note.FORWARD)
         starts[0] = min(
-            [*(journal.first_ns[kind] for kind in kinds if kind in journal.first_ns), end_ns]
+            [*(journal.first_ns[kind] for kind in kinds if kind in journal.first_ns), begun_ns]
         )
         starts[1:] = ends[:-1]
     # Evaluations end with Module.train() or with the last forward without gradients. A period in
